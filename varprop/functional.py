@@ -1,0 +1,302 @@
+"""Means and variances of elementary operations on independent normal variables, in closed form.
+
+Pure functions; the equation numbers are those of `docs/maths.md`. Throughout, m and v are the mean and the variance of the
+input, s = √v, and Φ, φ the normal distribution function and density.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .gaussian import Activation, Gaussian, mean_of, second_moment_of
+
+Op = Callable[..., Tensor]
+
+
+# --------------------------------------------------------------------------------------------- linear maps and products
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Variances that factor over outputs and inputs, Var[w_oi] = a_o b_i (Eq. 2)."""
+
+    outputs: Tensor
+    inputs: Tensor
+
+
+@dataclass(frozen=True)
+class FactoredWeight:
+    """A random weight whose variance is an outer product."""
+
+    mean: Tensor
+    var: Outer
+
+
+Weight = Tensor | Gaussian | FactoredWeight
+
+
+def affine(op: Op, x: Activation, weight: Weight, bias: Activation | None = None) -> Activation:
+    """Moments of op(x, w) + b for an operation linear in x and in w, with x, w and b independent (Eq. 1).
+
+        E = op(E[x], E[w]) + E[b],    Var = op(Var[x], E[w]²) + op(E[x²], Var[w]) + Var[b]
+
+    Three linear operations, two where input or weight is certain, one (a plain tensor) where both are.
+
+    >>> x = Gaussian(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.1, 0.1]]))
+    >>> w = Gaussian(torch.tensor([[1.0, -1.0]]), torch.tensor([[0.5, 0.5]]))
+    >>> affine(F.linear, x, w).var            # 0.1 + 0.1 + 0.5 (1.1) + 0.5 (4.1)
+    tensor([[2.8000]])
+    """
+    w = weight if isinstance(weight, Tensor) else weight.mean
+    mean = op(mean_of(x), w, None if bias is None else mean_of(bias))
+    parts = []
+    if isinstance(x, Gaussian):
+        parts.append(op(x.var, w.square()))
+    if isinstance(weight, Gaussian):
+        parts.append(op(second_moment_of(x), weight.var))
+    if isinstance(weight, FactoredWeight):
+        parts.append(op(second_moment_of(x), weight.var.inputs) * weight.var.outputs)
+    if isinstance(bias, Gaussian):
+        parts.append(per_channel(bias.var, w).expand_as(mean))
+    return Gaussian.of(mean, sum(parts[1:], parts[0])) if parts else mean
+
+
+def per_channel(t: Tensor, weight: Tensor) -> Tensor:
+    """One entry for each output of a layer, shaped to broadcast over the layer's output."""
+    return t.view(-1, *(1,) * (weight.dim() - 2))
+
+
+def product(a: Activation, b: Activation) -> Activation:
+    """Moments of a·b for independent a and b: Var = E[a²] Var[b] + Var[a] E[b]² (Eq. 3).
+
+    >>> a = Gaussian(torch.tensor(2.0), torch.tensor(0.5))
+    >>> product(a, a).var                     # two independent copies
+    tensor(4.2500)
+    """
+    mean = mean_of(a) * mean_of(b)
+    parts = []
+    if isinstance(b, Gaussian):
+        parts.append(second_moment_of(a) * b.var)
+    if isinstance(a, Gaussian):
+        parts.append(a.var * mean_of(b).square())
+    return Gaussian.of(mean, sum(parts[1:], parts[0])) if parts else mean
+
+
+# ------------------------------------------------------------------------------------- piecewise-linear activations
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """A continuous piecewise-linear function: `slopes[k]` left of `knots[k]`, `slopes[-1]` beyond, `level` at the first knot.
+
+    >>> Piecewise(knots=(-1, 1), slopes=(0, 1, 0), level=-1)(torch.tensor([-3.0, 0.5, 3.0]))     # hard tanh
+    tensor([-1.0000,  0.5000,  1.0000])
+    """
+
+    knots: Sequence[float]
+    slopes: Sequence[float | Tensor]
+    level: float = 0.0
+
+    @property
+    def bends(self) -> list[tuple[float, float | Tensor]]:
+        """Each knot with the change of slope there."""
+        return [(knot, after - before) for knot, (before, after) in zip(self.knots, pairwise(self.slopes), strict=True)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        first = self.slopes[0] * (x - self.knots[0]) + self.level
+        return first + sum(bend * F.relu(x - knot) for knot, bend in self.bends)
+
+    def slope(self, x: Tensor) -> Tensor:
+        return self.slopes[0] + sum(bend * (x > knot).to(x.dtype) for knot, bend in self.bends)  # type: ignore[return-value]
+
+    def lines(self, x: Tensor) -> Tensor:
+        """Every piece continued over the whole axis, stacked in front."""
+        lines = [self.slopes[0] * (x - self.knots[0]) + self.level]
+        for knot, bend in self.bends:
+            lines.append(lines[-1] + bend * (x - knot))
+        return torch.stack(lines)
+
+
+RELU = Piecewise(knots=(0.0,), slopes=(0.0, 1.0))
+
+
+def gate(x: Gaussian, slope: float = math.inf, pieces: Piecewise = RELU) -> Gaussian:
+    """Moments of a piecewise-linear unit whose piece z is drawn independently of x (Eq. 4); slope = inf picks the piece of E[x].
+
+    For ReLU: z·x with z ~ Bernoulli(sigmoid(slope·m)),  E = p m,  Var = p v + p(1-p) m².
+
+    >>> gate(Gaussian(torch.tensor(1.0), torch.tensor(0.2)))
+    Gaussian(mean=tensor(1.), var=tensor(0.2000))
+    """
+    m, v = x.mean, x.var
+    if math.isinf(slope):
+        if pieces is RELU:
+            return Gaussian.of(F.relu(m), torch.where(m > 0, v, 0.0))
+        return Gaussian.of(pieces(m), pieces.slope(m).square() * v)
+    lines = pieces.lines(m)
+    log_odds = torch.stack([torch.zeros_like(m), *(slope * (m - knot) for knot in pieces.knots)]).cumsum(0)
+    p = log_odds.softmax(0)
+    mean = (p * lines).sum(0)
+    gain = sum(p[k] * s**2 for k, s in enumerate(pieces.slopes))
+    return Gaussian.of(mean, v * gain + (p * (lines - mean).square()).sum(0))
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The part of a normal variable beyond a knot, on the side where its mean is not: r = |x - knot| there, else 0 (Eq. 5)."""
+
+    mean: Tensor
+    second_moment: Tensor
+    probability: Tensor
+    above: Tensor
+    """Whether the mean lies above the knot, so that the tail points down."""
+
+
+def tail(x: Gaussian, knot: float = 0.0) -> Tail:
+    """E[r] = s SR(a), E[r²] = v ((1+a²) Φ(a) + a φ(a)), P = Φ(a), with a = -|m - knot|/s and SR(a) = φ(a) + a Φ(a) (Eq. 5).
+
+    Written for the far side these are sums of small terms: nothing of the size of m or v cancels, as it does in the textbook
+    moments of a rectified normal. Φ is taken through erfc, which keeps its relative precision where 1 + erf has none.
+    """
+    m, v = x.mean - knot, x.var
+    above = m > 0
+    # Beyond 30 standard deviations the tail is below 1e-196; leaving it out keeps m/s and its gradient finite as v goes to zero.
+    random = v > (m / 30).square()
+    s = torch.where(random, v, 1.0).sqrt()
+    a = torch.where(random, torch.where(above, -m, m), 0.0) / s
+    density = torch.exp(-0.5 * a.square()) / math.sqrt(2 * math.pi)
+    probability = 0.5 * torch.erfc(-a / math.sqrt(2))
+    mean = s * F.relu(density + a * probability)
+    second = v * F.relu((1 + a.square()) * probability + a * density)
+    zero = torch.zeros((), dtype=m.dtype, device=m.device)
+    mean, second, probability = (torch.where(random, t, zero) for t in (mean, second, probability))
+    return Tail(mean, second, probability, above)
+
+
+def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
+    """Exact moments of a piecewise-linear function of a normal variable (Eq. 6): the hard gate, corrected by the tail beyond each knot.
+
+    For ReLU, with h the step of m:  E = max(0, m) + E[r],  Var = h v (1 - 2P) + E[r²] - E[r]².
+
+    >>> rectify(Gaussian(torch.tensor(0.0), torch.tensor(1.0)))
+    Gaussian(mean=tensor(0.3989), var=tensor(0.3408))
+    """
+    mean, here = pieces(x.mean), pieces.slope(x.mean)
+    var = here.square() * x.var
+    tails = [(knot, bend, tail(x, knot)) for knot, bend in pieces.bends]
+    for _, bend, r in tails:
+        mean = mean + bend * r.mean
+        with_x = torch.where(r.above, -x.var, x.var) * r.probability
+        var = var + bend**2 * (r.second_moment - r.mean.square()) + 2 * here * bend * with_x
+    for (low, bend, r), (high, other, t) in combinations(tails, 2):
+        both_up = t.second_moment + (high - low) * t.mean
+        both_down = r.second_moment + (high - low) * r.mean
+        zero = torch.zeros_like(r.mean)
+        joint = torch.where(t.above, both_down, torch.where(r.above, zero, both_up))
+        var = var + 2 * bend * other * (joint - r.mean * t.mean)
+    return Gaussian.of(mean, F.relu(var))
+
+
+# ------------------------------------------------------------------------------------------------ maxima and averages
+
+
+def winner(a: Gaussian, b: Gaussian) -> Gaussian:
+    """The larger of two by the Heaviside gate of a - b: the mean and the variance of the one with the larger mean (Eq. 7)."""
+    wins = a.mean > b.mean
+    return Gaussian.of(torch.where(wins, a.mean, b.mean), torch.where(wins, a.var, b.var))
+
+
+def maximum(a: Gaussian, b: Gaussian) -> Gaussian:
+    """Exact moments of max(a, b) for independent normal a and b (Clark 1961; Eq. 8).
+
+    With w the one of larger mean, l the other and d = l - w:  max = w + max(0, d),  Cov(w, max(0, d)) = -Var[w] P(d > 0).
+    """
+    w = winner(a, b)
+    loser_mean, loser_var = a.mean + b.mean - w.mean, a.var + b.var - w.var
+    r = tail(Gaussian.of(loser_mean - w.mean, loser_var + w.var))
+    var = w.var * (1 - 2 * r.probability) + r.second_moment - r.mean.square()
+    return Gaussian.of(w.mean + r.mean, F.relu(var))
+
+
+def average(x: Gaussian, pool: Callable[[Tensor], Tensor], size: Tensor | float) -> Gaussian:
+    """Mean over windows of `size` independent entries: Var = mean of the variances / size (Eq. 9)."""
+    return Gaussian.of(pool(x.mean), pool(x.var) / size)
+
+
+# ---------------------------------------------------------------------------------------------------- noise and quadrature
+
+
+def mask(x: Activation, keep: float, fill: float = 0.0) -> Gaussian:
+    """Moments of z·x + (1-z)·fill with z ~ Bernoulli(keep) independent of x: dropout before its rescaling (Eq. 10)."""
+    m = mean_of(x)
+    spread = keep * (1 - keep) * (m - fill).square()
+    var = keep * x.var + spread if isinstance(x, Gaussian) else spread
+    return Gaussian.of(keep * m + (1 - keep) * fill, var)
+
+
+NODES = 32
+_HERMITE = [tuple(a.tolist()) for a in np.polynomial.hermite_e.hermegauss(NODES)]
+_LAGUERRE = [tuple(a.tolist()) for a in np.polynomial.laguerre.laggauss(40)]
+
+
+def expectation(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
+    """E[g(x)] for an elementwise g by 32-point Gauss-Hermite quadrature (Eq. 11).
+
+    >>> expectation(torch.exp, Gaussian(torch.tensor(0.0), torch.tensor(1.0)))       # exp(1/2)
+    tensor(1.6487)
+    """
+    values, weights = _at_nodes(g, x)
+    return (weights * values).sum(0)
+
+
+def log_expectation_exp(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
+    """log E[exp g(x)] for an elementwise g by Gauss-Hermite quadrature (Eq. 11)."""
+    values, weights = _at_nodes(g, x)
+    return (values + weights.log()).logsumexp(0)
+
+
+def quadrature(g: Callable[[Tensor], Tensor], x: Gaussian) -> Gaussian:
+    """Mean and variance of g(x) for any elementwise g by Gauss-Hermite quadrature (Eq. 11)."""
+    values, weights = _at_nodes(g, x)
+    mean = (weights * values).sum(0)
+    return Gaussian.of(mean, (weights * (values - mean).square()).sum(0))
+
+
+def _at_nodes(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tensor]:
+    shape = (-1, *(1,) * x.mean.dim())
+    nodes, weights = (torch.tensor(a, dtype=x.mean.dtype, device=x.mean.device).view(shape) for a in _HERMITE)
+    return g(x.mean + x.std * nodes), weights / weights.sum(0)
+
+
+# --------------------------------------------------------------------------------------------------------- gate divergence
+
+
+def gate_kl(x: Gaussian, slope: float, exact: bool = True) -> Tensor:
+    """E KL[q(z) || p(z|x)] of a Bernoulli gate with log-odds slope·x (Proposition 2 of the paper; Eq. 12).
+
+        E[softplus(C x)] - softplus(C m)  ~  C E[r]        (r the tail at zero)
+
+    `exact=False` is the paper's closed form on the right, at most log 2 away; `exact=True` adds what it leaves out, by Gauss-Laguerre
+    quadrature of log(1 + exp(-C|x|)) where C s > 1 and by Gauss-Hermite quadrature of the softplus below.
+    """
+    if not exact:
+        return slope * tail(x).mean
+    shape = (-1, *(1,) * x.mean.dim())
+    u, w = (torch.tensor(a, dtype=torch.float64, device=x.mean.device).view(shape) for a in _LAGUERRE)
+    w = (w * u.exp() * torch.log1p(torch.exp(-u))).to(x.mean.dtype)
+    u = u.to(x.mean.dtype)
+    wide = slope * x.std > 1
+    s = torch.where(wide, x.std, 1 / slope)
+    density = sum(torch.exp(-0.5 * ((u / slope * sign - x.mean) / s).square()) for sign in (-1, 1)) / (s * math.sqrt(2 * math.pi))
+    rest = (w * density).sum(0) / slope - torch.log1p(torch.exp(-slope * x.mean.abs()))
+    narrow = Gaussian.of(x.mean, torch.where(wide, 0.0, x.var))
+    direct = expectation(lambda a: F.softplus(slope * a), narrow) - F.softplus(slope * x.mean)
+    return F.relu(torch.where(wide, slope * tail(x).mean + rest, direct))

@@ -1,0 +1,11 @@
+"""How activations travel through a network: one table of rules for each method."""
+
+from .base import Method, NoRuleError
+from .deterministic import DETERMINISTIC
+from .dvi import DVI
+from .local_reparam import LOCAL_REPARAM
+from .vbp import VBP, vbp
+
+METHODS = {"vbp": VBP, "dvi": DVI, "local_reparam": LOCAL_REPARAM, "deterministic": DETERMINISTIC}
+
+__all__ = ["DETERMINISTIC", "DVI", "LOCAL_REPARAM", "METHODS", "VBP", "Method", "NoRuleError", "vbp"]

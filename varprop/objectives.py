@@ -1,0 +1,143 @@
+"""The evidence lower bound of a network, and what it predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from . import functional as fn
+from .gaussian import Activation, Gaussian
+from .likelihoods import Likelihood, check_target
+from .methods.base import Method, Rule
+from .methods.moments import PIECEWISE, piecewise
+from .posterior import posteriors
+from .predictive import Predictive, mixture
+from .priors import Prior
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A gate that a pass went through: the pre-activation and the knots of its activation."""
+
+    x: Gaussian
+    knots: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The parts of an ELBO on one batch."""
+
+    data_fit: Tensor
+    """E log p(y | f), averaged over the batch."""
+    kl: Tensor
+    """KL(q || p) of the weights, summed: once for the whole data set."""
+    f: Activation
+    gates: Sequence[Gate]
+    slope: float
+
+    @property
+    def kl_z(self) -> Tensor:
+        """Expected divergence of the gates by the paper's closed form (Eq. 12), averaged over the batch.
+
+        It grows in proportion to the slope, so that for the step function it is given per unit of slope.
+        """
+        return self._kl_z(partial(fn.gate_kl, slope=1.0 if math.isinf(self.slope) else self.slope, exact=False))
+
+    @property
+    def kl_z_exact(self) -> Tensor:
+        """The same by quadrature; for the step function the closed form is exact."""
+        return self.kl_z if math.isinf(self.slope) else self._kl_z(partial(fn.gate_kl, slope=self.slope))
+
+    def _kl_z(self, divergence: Callable[[Gaussian], Tensor]) -> Tensor:
+        # Each knot is a two-way gate; that the others exist changes the divergence by exp(-slope × their distance).
+        kls = [divergence(gate.x + -knot).sum() for gate in self.gates for knot in gate.knots]
+        return sum(kls, torch.zeros_like(self.data_fit)) / self.f.shape[0]
+
+
+class ELBO(nn.Module):
+    """Negative evidence lower bound per data point, without a sample (Eq. 13):
+
+        -E log p(y | f) + KL(q || p) / n_data  [+ kl_z_weight × expected KL of the gates]
+
+    :param n_data: size of the whole training set. The divergence counts once for all of it, so there is no default.
+    :param kl_z_weight: weight of the gates' divergence. The paper drops it (0), which leaves a loophole: see `docs/gotchas.md`.
+
+    >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
+    >>> elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(precision=10.0), n_data=100)
+    >>> loss = elbo(torch.randn(16, 2), torch.randn(16, 1))
+    >>> loss.backward()
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        method: Method,
+        likelihood: Likelihood,
+        prior: Prior,
+        *,
+        n_data: int,
+        kl_z_weight: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not n_data > 0:
+            raise ValueError(f"ELBO: n_data is the size of the training set and must be positive, got {n_data}.")
+        if not (kl_z_weight >= 0 and math.isfinite(kl_z_weight)):
+            raise ValueError(f"ELBO: kl_z_weight must be zero or more, got {kl_z_weight}.")
+        self.net = net
+        self.method = method
+        self.likelihood = likelihood
+        self.prior = prior
+        self.n_data = n_data
+        self.kl_z_weight = kl_z_weight
+
+    def forward(self, x: Activation, y: Tensor) -> Tensor:
+        return self.loss(self.terms(x, y))
+
+    def loss(self, terms: Terms) -> Tensor:
+        loss = terms.kl / self.n_data - terms.data_fit
+        return loss + self.kl_z_weight * terms.kl_z if self.kl_z_weight else loss
+
+    def terms(self, x: Activation, y: Tensor) -> Terms:
+        """Data fit, divergence of the weights and, computed when asked for, divergence of the gates."""
+        gates: list[Gate] = []
+        f = _recording(self.method, gates)(self.net, x)
+        check_target(self.likelihood, f, y)
+        log_prob = self.likelihood.expected_log_prob(f, y) if isinstance(f, Gaussian) else self.likelihood.log_prob(f, y)
+        return Terms(log_prob.sum() / f.shape[0], self.kl(), f, gates, self.method.slope or math.inf)
+
+    def kl(self) -> Tensor:
+        """KL(q || p) of all random weights, summed."""
+        kls = [self.prior.kl(q) for _, q in posteriors(self.net)]
+        return sum(kls[1:], kls[0]) if kls else torch.zeros(())
+
+    @torch.no_grad()
+    def predict(self, x: Activation, samples: int | None = None) -> Predictive:
+        """The predictive distribution at x.
+
+        :param samples: number of passes, for a method that samples; others need one pass and take none.
+        """
+        if not self.method.samples:
+            if samples is not None:
+                raise ValueError(f"predict: {self.method.name} draws no samples; leave `samples` out.")
+            return self.likelihood.predictive(self.method(self.net, x))
+        if samples is None:
+            raise ValueError(f"predict: {self.method.name} predicts by sampling; say how many passes, as in predict(x, samples=100).")
+        return mixture([self.likelihood.predictive(self.method(self.net, x)) for _ in range(samples)])
+
+
+def _recording(method: Method, gates: list[Gate]) -> Method:
+    """The same method, which notes each gate that it passes."""
+    if method.slope is None:
+        return method
+    return method | {kind: partial(_record, gates, method.rules[kind]) for kind in PIECEWISE if kind in method.rules}
+
+
+def _record(gates: list[Gate], rule: Rule, method: Method, module: nn.Module, x: Activation) -> Activation:
+    if isinstance(x, Gaussian):
+        gates.append(Gate(x, piecewise(module).knots))
+    return rule(method, module, x)
