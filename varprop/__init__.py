@@ -5,6 +5,7 @@ from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, VBP, Method, NoRuleError, vbp
 from .objectives import ELBO, Terms
 from .posterior import posteriors, variational
+from .training import fit
 
 __version__ = "0.1.0"
 
@@ -19,6 +20,7 @@ __all__ = [
     "Method",
     "NoRuleError",
     "Terms",
+    "fit",
     "functional",
     "likelihoods",
     "posteriors",

@@ -52,8 +52,11 @@ class Likelihood(nn.Module, ABC):
         """Shape of the targets that belong to an output f."""
         return f.shape
 
-    def statistic(self, f: Activation, y: Tensor) -> Tensor | None:
-        """What `update` needs to know of a batch, averaged over it; None for a likelihood without anything to update."""
+    def statistic(self, f: Activation, y: Tensor, weight: Tensor | None = None) -> Tensor | None:
+        """What `update` needs to know of a batch, averaged over it; None for a likelihood without anything to update.
+
+        :param weight: how often each data point counts.
+        """
         return None
 
     def update(self, statistic: Tensor) -> None:
@@ -91,10 +94,12 @@ class Normal(Likelihood):
         f = _as_gaussian(f)
         return NormalPredictive(f.mean, f.var, (1 / self.precision).expand_as(f.mean))
 
-    def statistic(self, f: Activation, y: Tensor) -> Tensor:
+    def statistic(self, f: Activation, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """E(y - f)², for each output (Eq. 21)."""
         f = _as_gaussian(f)
         square = (f.mean - y).square() + f.var
+        if weight is not None:
+            square = square * (weight / weight.mean()).view(-1, *(1,) * (square.dim() - 1))
         return square.reshape(-1, self.precision.numel()).mean(0)
 
     def update(self, statistic: Tensor) -> None:
