@@ -74,8 +74,8 @@ class Normal(Likelihood):
 
     def __init__(self, precision: float = 1.0, outputs: int = 1) -> None:
         super().__init__()
-        if not precision > 0:
-            raise ValueError(f"likelihoods.Normal: precision must be positive, got {precision}.")
+        if not 0 < precision < math.inf:
+            raise ValueError(f"likelihoods.Normal: precision must be positive and finite, got {precision}.")
         self.register_buffer("precision", torch.full((outputs,), float(precision)))
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
