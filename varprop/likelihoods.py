@@ -180,16 +180,18 @@ def softmax_delta(f: Gaussian) -> tuple[Tensor, Tensor]:
     """Second-order expansions of E softmax(f) and of its expected entropy (Eq. 24).
 
     The paper's reference code has Σ v p in the place of the linear -v p: its probabilities do not sum to one. For large variances the
-    expansion itself can turn negative; it then is clipped and rescaled.
+    expansion itself can turn negative; it then is clipped and rescaled, and the entropy held between zero and its bound by Jensen.
     """
     p, v = f.mean.softmax(1), f.var
     vp = v * p
     probs = p * (1 + v / 2 - vp + (vp * p).sum(1, keepdim=True) - 0.5 * vp.sum(1, keepdim=True))
     probs = probs.clamp(min=1e-8)
+    probs = probs / probs.sum(1, keepdim=True)
     log_p = f.mean.log_softmax(1)
     entropy = -(p * log_p).sum(1, keepdim=True)
     curvature = -p * (1 - p) - p * (1 - 2 * p) * (log_p + entropy)
-    return probs / probs.sum(1, keepdim=True), F.relu(entropy.squeeze(1) + 0.5 * (v * curvature).sum(1))
+    expected_entropy = F.relu(entropy.squeeze(1) + 0.5 * (v * curvature).sum(1))
+    return probs, torch.minimum(expected_entropy, torch.special.entr(probs).sum(1))
 
 
 def _certain(probs: Tensor) -> ClassPredictive:
