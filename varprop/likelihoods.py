@@ -150,6 +150,8 @@ class Categorical(Likelihood):
         super().__init__()
         if approximation not in ("delta", "mackay", "plugin", "samples"):
             raise ValueError(f'Categorical: approximation must be "delta", "mackay", "plugin" or "samples", got {approximation!r}.')
+        if not samples > 0:
+            raise ValueError(f"Categorical: samples must be one or more, got {samples}.")
         self.approximation = approximation
         self.samples = samples
 
@@ -231,8 +233,11 @@ class _Probit(Likelihood):
 
     def predictive(self, f: Activation) -> LabelPredictive:
         f = _as_gaussian(f)
-        probs = torch.special.ndtr(f.mean / torch.sqrt(1 + f.var))
-        return LabelPredictive(probs, fn.expectation(lambda value: binary_entropy(torch.special.ndtr(value)), f))
+        score = f.mean / torch.sqrt(1 + f.var)
+        entropy = fn.expectation(lambda value: binary_entropy(torch.special.ndtr(value)), f)
+        # Through its logarithm, because torch's ndtr has no tail in single precision: it is zero at -6.
+        probs, complement = (torch.special.log_ndtr(a).exp() for a in (score, -score))
+        return LabelPredictive(probs, entropy, complement)
 
 
 class Bernoulli(_Probit):
