@@ -77,8 +77,8 @@ class Normal(Likelihood):
 
     def __init__(self, precision: float = 1.0, outputs: int = 1) -> None:
         super().__init__()
-        if not precision > 0:
-            raise ValueError(f"likelihoods.Normal: precision must be positive, got {precision}.")
+        if not 0 < precision < math.inf:
+            raise ValueError(f"likelihoods.Normal: precision must be positive and finite, got {precision}.")
         self.register_buffer("precision", torch.full((outputs,), float(precision)))
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
@@ -155,6 +155,8 @@ class Categorical(Likelihood):
         super().__init__()
         if approximation not in ("delta", "mackay", "plugin", "samples"):
             raise ValueError(f'Categorical: approximation must be "delta", "mackay", "plugin" or "samples", got {approximation!r}.')
+        if not samples > 0:
+            raise ValueError(f"Categorical: samples must be one or more, got {samples}.")
         self.approximation = approximation
         self.samples = samples
 
@@ -185,16 +187,18 @@ def softmax_delta(f: Gaussian) -> tuple[Tensor, Tensor]:
     """Second-order expansions of E softmax(f) and of its expected entropy (Eq. 24).
 
     The paper's reference code has Σ v p in the place of the linear -v p: its probabilities do not sum to one. For large variances the
-    expansion itself can turn negative; it then is clipped and rescaled.
+    expansion itself can turn negative; it then is clipped and rescaled, and the entropy held between zero and its bound by Jensen.
     """
     p, v = f.mean.softmax(1), f.var
     vp = v * p
     probs = p * (1 + v / 2 - vp + (vp * p).sum(1, keepdim=True) - 0.5 * vp.sum(1, keepdim=True))
     probs = probs.clamp(min=1e-8)
+    probs = probs / probs.sum(1, keepdim=True)
     log_p = f.mean.log_softmax(1)
     entropy = -(p * log_p).sum(1, keepdim=True)
     curvature = -p * (1 - p) - p * (1 - 2 * p) * (log_p + entropy)
-    return probs / probs.sum(1, keepdim=True), F.relu(entropy.squeeze(1) + 0.5 * (v * curvature).sum(1))
+    expected_entropy = F.relu(entropy.squeeze(1) + 0.5 * (v * curvature).sum(1))
+    return probs, torch.minimum(expected_entropy, torch.special.entr(probs).sum(1))
 
 
 def _certain(probs: Tensor) -> ClassPredictive:
@@ -234,8 +238,11 @@ class _Probit(Likelihood):
 
     def predictive(self, f: Activation) -> LabelPredictive:
         f = _as_gaussian(f)
-        probs = torch.special.ndtr(f.mean / torch.sqrt(1 + f.var))
-        return LabelPredictive(probs, fn.expectation(lambda value: binary_entropy(torch.special.ndtr(value)), f))
+        score = f.mean / torch.sqrt(1 + f.var)
+        entropy = fn.expectation(lambda value: binary_entropy(torch.special.ndtr(value)), f)
+        # Through its logarithm, because torch's ndtr has no tail in single precision: it is zero at -6.
+        probs, complement = (torch.special.log_ndtr(a).exp() for a in (score, -score))
+        return LabelPredictive(probs, entropy, complement)
 
 
 class Bernoulli(_Probit):
