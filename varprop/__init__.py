@@ -1,6 +1,6 @@
 """Calibrated uncertainty from a neural network in one forward pass."""
 
-from . import functional, likelihoods, priors
+from . import functional, likelihoods, predictive, priors, replicas
 from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, VBP, Method, NoRuleError, vbp
 from .objectives import ELBO, Terms
@@ -24,7 +24,9 @@ __all__ = [
     "functional",
     "likelihoods",
     "posteriors",
+    "predictive",
     "priors",
+    "replicas",
     "variational",
     "vbp",
 ]
