@@ -1,9 +1,10 @@
 """Calibrated uncertainty from a neural network in one forward pass."""
 
 from . import functional, likelihoods, priors
+from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
-from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, VBP, Method, NoRuleError, vbp
-from .objectives import ELBO, Terms
+from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
+from .objectives import ELBO, LogMarginal, Terms
 from .posterior import posteriors, variational
 
 __version__ = "0.1.0"
@@ -14,8 +15,11 @@ __all__ = [
     "ELBO",
     "LOCAL_REPARAM",
     "METHODS",
+    "PBP",
     "VBP",
+    "AssumedDensityFilter",
     "Gaussian",
+    "LogMarginal",
     "Method",
     "NoRuleError",
     "Terms",
