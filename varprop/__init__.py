@@ -1,9 +1,10 @@
 """Calibrated uncertainty from a neural network in one forward pass."""
 
 from . import functional, likelihoods, predictive, priors, replicas
+from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
-from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, VBP, Method, NoRuleError, vbp
-from .objectives import ELBO, Terms
+from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
+from .objectives import ELBO, LogMarginal, Terms
 from .posterior import posteriors, variational
 from .training import fit
 
@@ -15,8 +16,11 @@ __all__ = [
     "ELBO",
     "LOCAL_REPARAM",
     "METHODS",
+    "PBP",
     "VBP",
+    "AssumedDensityFilter",
     "Gaussian",
+    "LogMarginal",
     "Method",
     "NoRuleError",
     "Terms",

@@ -1,4 +1,4 @@
-"""The evidence lower bound of a network, and what it predicts."""
+"""What a network is trained on, and what it predicts: the evidence lower bound, and the log marginal of filtering."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .methods.base import Method, Rule
 from .methods.deterministic import DETERMINISTIC
 from .methods.moments import PIECEWISE, piecewise
 from .posterior import posteriors
-from .predictive import Predictive, mixture, per_datum
+from .predictive import NormalPredictive, Predictive, mixture, per_datum
 from .priors import Prior
 
 
@@ -135,6 +135,40 @@ class ELBO(nn.Module):
         if samples is None:
             raise ValueError(f"predict: {self.method.name} predicts by sampling; say how many passes, as in predict(x, samples=100).")
         return mixture([self.likelihood.predictive(self.method(self.net, x)) for _ in range(samples)])
+
+
+class LogMarginal(nn.Module):
+    """log Z, the log density of a batch with the weights averaged over, for noise of a given variance (Eq. 27):
+
+        log Z = log N(y | E[f], Var[f] + noise)
+
+    What assumed-density filtering follows in the place of a bound. The output f is taken as normal, which it is not.
+
+    >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), biases=True)
+    >>> log_z = vp.LogMarginal(net, vp.PBP)(torch.randn(16, 2), torch.randn(16, 1), noise=torch.tensor(0.1))
+    """
+
+    def __init__(self, net: nn.Module, method: Method) -> None:
+        super().__init__()
+        self.net = net
+        self.method = method
+
+    def forward(self, x: Activation, y: Tensor, noise: Tensor) -> Tensor:
+        """Summed over the batch, for each variance in `noise`: several of them share one pass of the network."""
+        f = self.method(self.net, x)
+        log_z = [self._predictive(f, var).log_prob(y).sum() for var in noise.flatten().unbind()]
+        return torch.stack(log_z).view_as(noise)
+
+    @torch.no_grad()
+    def predict(self, x: Activation, noise: Tensor) -> NormalPredictive:
+        return self._predictive(self.method(self.net, x), noise)
+
+    def _predictive(self, f: Activation, noise: Tensor) -> NormalPredictive:
+        if not isinstance(f, Gaussian):
+            raise ValueError(
+                f"LogMarginal: {self.method.name} gives an output without variance; make the weights random with variational(net)."
+            )
+        return NormalPredictive(f.mean, f.var, noise.expand_as(f.mean))
 
 
 def _recording(method: Method, gates: list[Gate]) -> Method:

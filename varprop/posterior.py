@@ -117,7 +117,7 @@ def _randomise(layer: Layer, logvar: float, posterior: Form, init: str | None, b
     weight: Tensor = layer.weight
     if init == "he":
         with torch.no_grad():
-            weight.normal_(0.0, math.sqrt(2 / _fan_in(layer)))
+            weight.normal_(0.0, math.sqrt(2 / fan_in(layer)))
             if layer.bias is not None:
                 layer.bias.zero_()
     if posterior == "factored" and getattr(layer, "groups", 1) == 1:
@@ -137,7 +137,7 @@ def _output_axis(layer: nn.Module) -> int:
     return 1 if isinstance(layer, nn.modules.conv._ConvTransposeNd) else 0
 
 
-def _fan_in(layer: Layer) -> float:
+def fan_in(layer: Layer) -> float:
     """How many inputs an output sums over: for a transposed convolution, those a stride leaves."""
     weight: Tensor = layer.weight
     if isinstance(layer, nn.modules.conv._ConvTransposeNd):

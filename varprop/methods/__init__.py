@@ -4,8 +4,9 @@ from .base import Method, NoRuleError
 from .deterministic import DETERMINISTIC
 from .dvi import DVI
 from .local_reparam import LOCAL_REPARAM
+from .pbp import PBP
 from .vbp import VBP, vbp
 
-METHODS = {"vbp": VBP, "dvi": DVI, "local_reparam": LOCAL_REPARAM, "deterministic": DETERMINISTIC}
+METHODS = {"vbp": VBP, "dvi": DVI, "local_reparam": LOCAL_REPARAM, "deterministic": DETERMINISTIC, "pbp": PBP}
 
-__all__ = ["DETERMINISTIC", "DVI", "LOCAL_REPARAM", "METHODS", "VBP", "Method", "NoRuleError", "vbp"]
+__all__ = ["DETERMINISTIC", "DVI", "LOCAL_REPARAM", "METHODS", "PBP", "VBP", "Method", "NoRuleError", "vbp"]
