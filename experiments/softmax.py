@@ -51,25 +51,6 @@ def one_against_rest(m: Tensor, v: Tensor) -> Tensor:
     return p / p.sum(1, keepdim=True)
 
 
-def gumbel(m: Tensor, v: Tensor, points: int = 48, nodes: int = 16) -> Tensor:
-    """E softmax_c = P(f_c + g_c is the largest) with independent Gumbel g: one integral over t of Π P(f_j + g_j < t).
-
-    Nothing is approximated but the integrals, by the trapezoidal rule: `points` values of t and `nodes` standard normal values of each f.
-    """
-    z = torch.linspace(-5.5, 5.5, nodes, dtype=m.dtype)
-    weights = torch.softmax(-z.square() / 2, 0)
-    s = v.sqrt()
-    low, high = (m - 5 * s).amax(1) - 4, (m + 5 * s).amax(1) + 14
-    t = low + (high - low) * torch.linspace(0, 1, points, dtype=m.dtype).view(-1, 1)
-    level = (m + s * z.view(-1, 1, 1, 1)) - t.unsqueeze(2)  # nodes, points, data, classes
-    below = torch.exp(-torch.exp(level))
-    w = weights.view(-1, 1, 1, 1)
-    cdf = (w * below).sum(0).clamp(min=1e-300)
-    density = (w * torch.exp(level - torch.exp(level))).sum(0)
-    p = (density / cdf * cdf.log().sum(2, keepdim=True).exp()).sum(0)
-    return p / p.sum(1, keepdim=True)
-
-
 APPROXIMATIONS: dict[str, Approximation] = {
     "plugin": of_the_library("plugin"),
     "delta": of_the_library("delta"),
@@ -77,8 +58,7 @@ APPROXIMATIONS: dict[str, Approximation] = {
     "pairwise": pairwise,
     "one against rest": one_against_rest,
     "samples (128)": of_the_library("samples"),
-    "Gumbel (48 × 16)": gumbel,
-    "Gumbel (64 × 32)": lambda m, v: gumbel(m, v, 64, 32),
+    "quadrature": of_the_library("quadrature"),
 }
 
 
