@@ -14,6 +14,8 @@ import varprop as vp
 from varprop import priors
 from varprop.posterior import Posterior, Scales
 
+from .sampling import assert_agrees
+
 pytestmark = pytest.mark.usefixtures("float64")
 
 
@@ -173,6 +175,15 @@ def test_root_of_gamma_times_inverse_gamma_is_half_cauchy(scale):
     a = dist.Gamma(0.5, 1 / scale**2).sample((20_000,))
     b = dist.InverseGamma(torch.tensor(0.5), torch.tensor(1.0)).sample((20_000,))
     assert stats.kstest(torch.sqrt(a * b).numpy(), stats.halfcauchy(scale=scale).cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("layer", "shape"), [(nn.Linear(4, 3), (2, 4)), (nn.Conv1d(2, 3, 2), (2, 2, 4))], ids=["Linear", "Conv1d"])
+def test_horseshoe_scales_are_shared_by_their_group_and_layer(layer, shape):
+    torch.manual_seed(2)
+    vp.variational(layer.double(), logvar=-2.0, posterior="horseshoe")
+    for parameter in layer.scales.parameters():
+        nn.init.normal_(parameter, -1.0, 0.3)
+    assert_agrees(vp.VBP, layer, vp.Gaussian(torch.randn(shape), torch.rand(shape)), samples=100_000)
 
 
 def test_horseshoe_minimum_over_a_scale_is_where_its_gradient_vanishes():
