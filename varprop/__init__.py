@@ -1,6 +1,6 @@
 """Calibrated uncertainty from a neural network in one forward pass."""
 
-from . import functional, likelihoods, predictive, priors, replicas
+from . import functional, likelihoods, metrics, predictive, priors, replicas
 from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, VBP, Method, NoRuleError, vbp
 from .objectives import ELBO, Terms
@@ -21,6 +21,7 @@ __all__ = [
     "Terms",
     "functional",
     "likelihoods",
+    "metrics",
     "posteriors",
     "predictive",
     "priors",
