@@ -18,15 +18,15 @@ SPLITS = dict.fromkeys(("boston", "concrete", "energy", "kin8nm", "naval", "powe
 """The nine regression sets with their published numbers of splits."""
 
 OPENML = {
-    "boston": (531, "MEDV", ()),
-    "concrete": (44959, "strength", ()),
-    "energy": (44960, "heating_load", ("cooling_load",)),
-    "kin8nm": (44980, "y", ()),
-    "naval": (44969, "gt_compressor_decay_state_coefficient", ("gt_turbine_decay_state_coefficient",)),
-    "protein": (44963, "RMSD", ()),
-    "wine-red": (44972, "quality", ()),
+    "boston": (531, (506, 13), "MEDV", ()),
+    "concrete": (44959, (1030, 8), "strength", ()),
+    "energy": (44960, (768, 8), "heating_load", ("cooling_load",)),
+    "kin8nm": (44980, (8192, 8), "y", ()),
+    "naval": (44969, (11934, 16), "gt_compressor_decay_state_coefficient", ("gt_turbine_decay_state_coefficient",)),
+    "protein": (44963, (45730, 9), "RMSD", ()),
+    "wine-red": (44972, (1599, 11), "quality", ()),
 }
-"""OpenML's number of a set, its target, and other targets that are no features."""
+"""OpenML's number of a set, its rows and features, its target, and other targets that are no features."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def published_splits(n: int, splits: int) -> tuple[np.ndarray, np.ndarray]:
 def _openml(name: str) -> tuple[np.ndarray, np.ndarray]:
     if name not in OPENML:
         raise SystemExit(f"{name} is not on OpenML: set VARPROP_DATA to a folder that holds uci/{name}.npz.")
-    number, target, others = OPENML[name]
+    number, shape, target, others = OPENML[name]
     print(
         f"VARPROP_DATA holds no uci/{name}.npz: fetching {name} from OpenML (set {number}); its order of rows may differ from the paper's."
     )
@@ -94,11 +94,14 @@ def _openml(name: str) -> tuple[np.ndarray, np.ndarray]:
 
     try:
         table = fetch_openml(data_id=number, as_frame=True, parser="auto").frame.astype(float)
-    except OSError as error:
+        x, y = table.drop(columns=[target, *others]).to_numpy(), table[target].to_numpy()
+    except (OSError, KeyError, ValueError) as error:
         raise SystemExit(
-            f"{name} could not be fetched from OpenML ({error}): set VARPROP_DATA to a folder that holds uci/{name}.npz."
+            f"{name} could not be had from OpenML ({error}): set VARPROP_DATA to a folder that holds uci/{name}.npz."
         ) from None
-    return table.drop(columns=[target, *others]).to_numpy(), table[target].to_numpy()
+    if x.shape != shape:
+        raise SystemExit(f"OpenML's {name} has shape {x.shape}, not {shape}: set VARPROP_DATA to a folder that holds uci/{name}.npz.")
+    return x, y
 
 
 def folder() -> Path:

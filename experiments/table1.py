@@ -181,11 +181,11 @@ def run(row: str, name: str, splits: int | None, epochs: int | None, seed: int, 
     path = out / row / f"{name}.json"
     if cells.finished(path, configuration):
         return
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     compute = partial(train, recipe) if isinstance(recipe, Recipe) else recipe
     results = compute(data.regression(name, numbers), epochs, seed)
-    seconds = time.perf_counter() - start
-    cells.write(path, configuration, splits=[vars(r) for r in results], seconds=seconds)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    cells.write(path, configuration, splits=[vars(r) for r in results], seconds=seconds, cpu_seconds=cpu_seconds)
     values = np.array([r.own["log_likelihood"] for r in results])
     print(f"{row:15} {name:9} {values.mean():7.3f} ± {tables.standard_error(values):.3f}   {seconds:6.1f} s", flush=True)
 
