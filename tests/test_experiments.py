@@ -84,11 +84,14 @@ def test_an_inner_split_leaves_the_test_part_alone() -> None:
 
 
 def test_a_cell_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
     path = tmp_path / "row" / "set.json"
-    assert not cells.finished(path, {"a": 1})
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        cells.write(path, {"a": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            cells.write(path, {"a": 1})
     assert not cells.finished(path, {"a": 1})
     cells.write(path, {"a": 1}, splits=[])
     assert cells.finished(path, {"a": 1})
@@ -98,7 +101,7 @@ def test_a_cell_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 def test_a_missing_data_set_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VARPROP_DATA", str(tmp_path))
     for load in (lambda: data.uci("yacht"), lambda: data.uci("unknown"), data.mnist, data.cifar10):
-        with pytest.raises(SystemExit, match="data set|VARPROP_DATA") as error:
+        with pytest.raises(SystemExit, match=r"data set|VARPROP_DATA") as error:
             load()
         assert "\n" not in str(error.value)
 
