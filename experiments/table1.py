@@ -149,7 +149,7 @@ def bayesian_ridge() -> Any:
 
 
 Row: TypeAlias = Recipe | Callable[[data.Splits, int | None, int], list[Result]]
-LONG: dict[str, Any] = {"epochs": (400, 100), "schedule": "cosine"}
+LONG: dict[str, Any] = {"epochs": (300, 60), "schedule": "cosine"}
 
 ROWS: dict[str, Row] = {
     "vbp": Recipe(vp.VBP),

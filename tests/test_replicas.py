@@ -65,6 +65,8 @@ def train_alone(elbo: vp.ELBO, x: Tensor, y: Tensor, seed: int, cosine: bool, wa
                 statistic = statistic + s.detach() * len(batch) / N
         if statistic.dim():
             elbo.likelihood.update(statistic)
+    if (s := elbo.likelihood.statistic(elbo.method(elbo.net, x), y)) is not None:
+        elbo.likelihood.update(s.detach())
 
 
 def close(a: nn.Module, b: nn.Module) -> bool:
