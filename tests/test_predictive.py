@@ -97,11 +97,12 @@ def test_class_probabilities_are_probabilities(approximation, scale, classes):
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)
 def test_without_variance_the_probabilities_are_the_softmax(approximation):
     m = torch.randn(6, 4)
+    cut = 3e-4 if approximation == "quadrature" else 1e-12  # the integral ends where the largest Gumbel is below 1e-5
     for f in (m, vp.Gaussian(m, torch.zeros_like(m))):
         p = likelihoods.Categorical(approximation).predictive(f)
         torch.testing.assert_close(p.probs, m.softmax(1))
-        torch.testing.assert_close(p.expected_entropy, entropy(m.softmax(1)), rtol=0, atol=3e-4 if approximation == "quadrature" else 1e-7)
-        torch.testing.assert_close(p.mutual_information, torch.zeros(6), rtol=0, atol=1e-12)
+        torch.testing.assert_close(p.expected_entropy, entropy(m.softmax(1)), rtol=0, atol=cut)
+        torch.testing.assert_close(p.mutual_information, torch.zeros(6), rtol=0, atol=cut)
 
 
 def delta_error(scale: float) -> Tensor:

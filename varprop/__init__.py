@@ -1,6 +1,6 @@
 """Calibrated uncertainty from a neural network in one forward pass."""
 
-from . import functional, likelihoods, predictive, priors, replicas
+from . import functional, likelihoods, metrics, predictive, priors, replicas
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
@@ -27,6 +27,7 @@ __all__ = [
     "fit",
     "functional",
     "likelihoods",
+    "metrics",
     "posteriors",
     "predictive",
     "priors",

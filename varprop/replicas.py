@@ -38,7 +38,8 @@ def fit(
 ) -> Tensor:
     """Train objectives of one shape with Adam, all at once and in place; returns the mean loss of each epoch and replica.
 
-    After each epoch the likelihood's own parameters, such as the noise, are set from what the epoch's batches showed (Eq. 21).
+    After each epoch the likelihood's own parameters, such as the noise, are set from what its batches showed, and at the end from
+    a pass over all data with the final weights (Eq. 21).
 
     :param x: inputs with the replicas in the first dimension; where all share their data, `x.expand(replicas, *x.shape)`.
     :param y: targets, likewise.
@@ -90,6 +91,8 @@ def fit(
             break
     if best is not None:
         best.restore()
+    # Within an epoch the weights moved; the noise that stays is that of the final ones.
+    stack.map(_update, sum(stack.map(_statistic, a, b) * (a.shape[1] / n) for a, b in zip(x.split(4096, 1), y.split(4096, 1), strict=True)))
     stack.write_back()
     return torch.stack(history)
 
@@ -138,8 +141,9 @@ class _Stack:
             # The fused optimiser reads memory in order, whatever the strides.
             return loss, statistic, [g.contiguous() for g in gradients]
 
-        graph = make_fx(gradient)(self.params, self.buffers, *data)
-        return torch.compile(graph, dynamic=False) if compile else graph
+        program = make_fx(gradient)(self.params, self.buffers, *data)
+        _drop_idle_operations(program)
+        return torch.compile(program, dynamic=False) if compile else program
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -147,6 +151,17 @@ class _Stack:
         for r, bound in enumerate(self.bound):
             for name, value in (*bound.named_parameters(), *bound.named_buffers()):
                 value.copy_((self.params if name in self.params else self.buffers)[name][r])
+
+
+def _drop_idle_operations(program: torch.fx.GraphModule) -> None:
+    """Take out what mapping and differentiating leave behind: reshapes to the same shape, results without a use."""
+    aten = torch.ops.aten
+    idle = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default)
+    for node in program.graph.nodes:
+        if node.target in idle and node.meta["tensor_meta"].shape == node.args[0].meta["tensor_meta"].shape:
+            node.replace_all_uses_with(node.args[0])
+    program.graph.eliminate_dead_code()
+    program.recompile()
 
 
 class _Best:
@@ -180,6 +195,10 @@ def _loss(objective: ELBO, kl_weight: Tensor, x: Tensor, y: Tensor) -> tuple[Ten
     statistic = objective.likelihood.statistic(terms.f, y)
     loss = objective.loss(replace(terms, kl=kl_weight * terms.kl))
     return loss, torch.zeros_like(loss) if statistic is None else statistic
+
+
+def _statistic(objective: ELBO, x: Tensor, y: Tensor) -> Tensor:
+    return _loss(objective, torch.ones((), device=x.device), x, y)[1]
 
 
 def _update(objective: ELBO, statistic: Tensor) -> Tensor:
