@@ -160,7 +160,7 @@ class AssumedDensityFilter:
         """Expectation propagation of the prior: for each weight in turn, forget what N(w | 0, 1/precision) said and hear it again (Eq. 30).
 
         Without the site the weight is N(w | m, v) and the precision Gamma(a, b). The site that matches moments has mean 0 and variance
-        b/(a-1); the precision learns from Z = N(0 | m, v + b/(a-1)) as from a data point. A weight whose rest is no distribution is left out.
+        b/(a-1); the precision learns from Z = N(0 | m, v + b/(a-1)) as from a data point. A weight without a proper rest is left out.
         """
         precision = torch.exp(-self.belief.logvar)
         rest = precision - self._sites.precision
