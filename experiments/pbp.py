@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import subprocess
 import time
 from pathlib import Path
@@ -35,22 +34,30 @@ def run(dataset: str, epochs: int = 40, seed: int = 0) -> dict[str, object]:
     splits, hidden = len(train), HIDDEN[dataset]
 
     net = vp.variational(nn.Sequential(nn.Linear(X.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1)).double(), biases=True)
-    start = time.perf_counter()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    start, cpu_start = time.perf_counter(), time.process_time()
     pbp = vp.AssumedDensityFilter(net, replicas=splits, generator=torch.Generator().manual_seed(seed), compile=True)
     pbp.fit((X[train] - x_mean) / x_std, (y[train].unsqueeze(-1) - y_mean) / y_std, epochs=epochs)
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
 
     inputs = (X[test] - x_mean) / x_std
     predictions = [_rescaled(pbp.predict(inputs[s], replica=s), y_mean[s], y_std[s]) for s in range(splits)]
     return {
-        "dataset": dataset,
-        "method": "pbp",
-        "config": {"hidden": hidden, "epochs": epochs, "seed": seed, "dtype": "float64", "noise": [6.0, 6.0], "prior": [6.0, 6.0]},
-        "splits": [{"split": s, **_scores(p, y[test[s]].unsqueeze(-1))} for s, p in enumerate(predictions)],
+        "configuration": {"row": "pbp", "dataset": dataset, "splits": splits, "seed": seed},
+        "recipe": {"hidden": hidden, "epochs": epochs, "dtype": "float64", "noise": [6.0, 6.0], "prior": [6.0, 6.0]},
+        "splits": [
+            {"own": _scores(p, y[test[s]].unsqueeze(-1)), "exact": None, "seconds": seconds / splits} for s, p in enumerate(predictions)
+        ],
         "seconds": seconds,
-        "machine": f"{platform.platform()}, {torch.get_num_threads()} of {os.cpu_count()} cores, torch {torch.__version__}",
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip(),
+        "cpu_seconds": cpu_seconds,
+        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__},
+        "commit": commit,
     }
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
 
 
 def _standard(t: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +84,7 @@ def _scores(p: NormalPredictive, y: Tensor) -> dict[str, float]:
 
 
 def summary(result: dict[str, object], score: str) -> str:
-    values = np.array([split[score] for split in result["splits"]])  # type: ignore[attr-defined]
+    values = np.array([split["own"][score] for split in result["splits"]])  # type: ignore[attr-defined]
     return f"{values.mean():.4f} ± {values.std(ddof=1) / math.sqrt(len(values)):.4f}"
 
 
@@ -86,11 +93,11 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", choices=DATASETS, default=DATASETS)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("experiments/results"))
+    parser.add_argument("--out", type=Path, default=Path("experiments/results/table1/pbp"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for dataset in args.datasets:
-        path = args.out / f"table1-pbp-{dataset}.json"
+        path = args.out / f"{dataset}.json"
         if not path.exists():
             path.write_text(json.dumps(run(dataset, args.epochs, args.seed), indent=1) + "\n")
         result = json.loads(path.read_text())

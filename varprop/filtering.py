@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils import _pytree as pytree
 
 from .methods import PBP, Method
 from .methods.pbp import scale
@@ -56,12 +58,15 @@ class Belief(NamedTuple):
     noise: Gamma
 
 
-class Sites(NamedTuple):
-    """What the prior N(w | 0, 1/precision) of each weight has told about the weight (a precision) and about the precision (a gamma)."""
+class Site(NamedTuple):
+    """What the prior N(w | 0, 1/precision) of a weight adds: a precision to the weight's, a shape and a rate to its own belief's."""
 
     precision: Tensor
     shape: Tensor
     rate: Tensor
+
+
+Visit = Callable[[Belief, Tensor, Tensor], Belief]
 
 
 class AssumedDensityFilter:
@@ -108,11 +113,10 @@ class AssumedDensityFilter:
         mean = torch.cat([_draw(net, name, copies, generator) for name in self._shapes], -1)
         self.prior = gamma(*prior)
         var = self.prior.variances[0, 0]
-        self.belief = Belief(mean, var.log().expand_as(mean), gamma(*noise))
-        self._sites = Sites((1 / var).expand_as(mean), torch.zeros_like(mean), torch.zeros_like(mean))
-        self._visit_all = vmap(self._visit)
-        if compile:
-            self._visit_all = torch.compile(self._visit_all, fullgraph=True, dynamic=False)
+        self.belief = Belief(mean, var.log().expand_as(mean).clone(), gamma(*noise))
+        self._sites = Site((1 / var).expand_as(mean), torch.zeros_like(mean), torch.zeros_like(mean))
+        self._visit_all: Visit = vmap(self._visit)
+        self._compile = compile
 
     def fit(self, x: Tensor, y: Tensor, epochs: int = 40) -> None:
         """Visit all data in random order, then refresh the prior, `epochs` times; put the (first) posterior into the network."""
@@ -132,7 +136,10 @@ class AssumedDensityFilter:
     @torch.no_grad()
     def _filter(self, x: Tensor, y: Tensor) -> None:
         # A visit sees, of each replica, a batch of one.
-        steps = (t.transpose(0, 1).unsqueeze(2).contiguous().unbind() for t in (x, y))
+        steps = [t.transpose(0, 1).unsqueeze(2).contiguous() for t in (x, y)]
+        if self._compile:
+            self._visit_all = _compiled(self._visit_all, self.belief, *(t[0] for t in steps))
+            self._compile = False
         for datum in zip(*steps, strict=True):
             self.belief = self._visit_all(self.belief, *datum)
 
@@ -157,31 +164,21 @@ class AssumedDensityFilter:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Expectation propagation of the prior: for each weight in turn, forget what N(w | 0, 1/precision) said and hear it again (Eq. 30).
+        """Expectation propagation of the prior: for each weight in turn, forget what it says and hear it again (Eq. 30).
 
-        Without the site the weight is N(w | m, v) and the precision Gamma(a, b). The site that matches moments has mean 0 and variance
-        b/(a-1); the precision learns from Z = N(0 | m, v + b/(a-1)) as from a data point. A weight whose rest is no distribution is left out.
+        The site has mean 0, so that a weight's precision changes by what the site's does, and precision × mean not at all.
         """
-        precision = torch.exp(-self.belief.logvar)
-        rest = precision - self._sites.precision
-        v = 1 / rest
-        m = self.belief.mean * precision / rest
-        proper, sites = [], []
-        for m_i, v_i, *site in zip(*(t.unbind(-1) for t in (m, v, *self._sites)), strict=True):
-            old = Sites(*site)
-            cavity = Gamma(self.prior.shape - old.shape, self.prior.rate - old.rate)
-            ok = (v_i > 0) & (v_i < 1e6) & (cavity.rate > 0) & (cavity.shape > 1)
-            total = v_i.unsqueeze(-1) + cavity.variances
-            matched = cavity.after(-0.5 * (total.log() + m_i.square().unsqueeze(-1) / total))
-            new = Sites((cavity.shape - 1) / cavity.rate, matched.shape - cavity.shape, matched.rate - cavity.rate)
-            self.prior = Gamma(*(torch.where(ok, *pair) for pair in zip(matched, self.prior, strict=True)))
-            sites.append(Sites(*(torch.where(ok, *pair) for pair in zip(new, old, strict=True))))
-            proper.append(ok)
-        self._sites = Sites(*(torch.stack(t, -1) for t in zip(*sites, strict=True)))
-        ok = torch.stack(proper, -1)
-        precision = rest + self._sites.precision
-        mean = torch.where(ok, m * rest / precision, self.belief.mean)
-        self.belief = Belief(mean, torch.where(ok, -precision.log(), self.belief.logvar), self.belief.noise)
+        q, old = self.belief, self._sites
+        precision = torch.exp(-q.logvar)
+        v = 1 / (precision - old.precision)
+        m = v * precision * q.mean
+        sites = []
+        for m_i, v_i, *site in zip(*(t.unbind(-1) for t in (m, v, *old)), strict=True):
+            self.prior, new = _renewed(self.prior, Site(*site), m_i, v_i)
+            sites.append(new)
+        self._sites = Site(*(torch.stack(t, -1) for t in zip(*sites, strict=True)))
+        growth = 1 + (self._sites.precision - old.precision) / precision
+        self.belief = q._replace(mean=q.mean / growth, logvar=q.logvar - growth.log())
 
     @torch.no_grad()
     def predict(self, x: Tensor, replica: int = 0) -> NormalPredictive:
@@ -216,6 +213,46 @@ class AssumedDensityFilter:
         return [x, y]
 
 
+def _compiled(visit: Visit, *example: Any) -> Visit:
+    """The same function for arguments of the example's shapes, as machine code.
+
+    Traced to a flat graph and given to Inductor without `torch.compile` in between, whose checks on every call take longer than the visit.
+    """
+    from torch._inductor import compile as machine_code  # half of the time that importing varprop would take
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    leaves, structure = pytree.tree_flatten(example)
+
+    def flat(*leaves: Tensor) -> list[Tensor]:
+        return pytree.tree_leaves(visit(*pytree.tree_unflatten(leaves, structure)))
+
+    code = machine_code(make_fx(flat)(*leaves), leaves)
+
+    def call(q: Belief, x: Tensor, y: Tensor) -> Belief:
+        mean, logvar, *noise = code(q.mean, q.logvar, *q.noise, x, y)
+        return Belief(mean, logvar, Gamma(*noise))
+
+    return call
+
+
+def _renewed(prior: Gamma, site: Site, m: Tensor, v: Tensor) -> tuple[Gamma, Site]:
+    """The prior's belief and the site of a weight that without it is N(m, v) (Eq. 30).
+
+    Without the site the precision is Gamma(a, b). The site that matches moments has mean 0 and variance b/(a-1), and the precision learns
+    from Z = N(0 | m, v + b/(a-1)) as from a data point. Where one of the two is no distribution, all stays as it was.
+    """
+    cavity = Gamma(prior.shape - site.shape, prior.rate - site.rate)
+    total = v.unsqueeze(-1) + cavity.variances
+    matched = cavity.after(-0.5 * (total.log() + m.square().unsqueeze(-1) / total))
+    new = Site((cavity.shape - 1) / cavity.rate, matched.shape - cavity.shape, matched.rate - cavity.rate)
+    proper = (v > 0) & (v < 1e6) & (cavity.rate > 0) & (cavity.shape > 1)
+
+    def chosen(new: Any, old: Any) -> Iterator[Tensor]:
+        return (torch.where(proper, a, b) for a, b in zip(new, old, strict=True))
+
+    return Gamma(*chosen(matched, prior)), Site(*chosen(new, site))
+
+
 def _check_all_random(net: nn.Module) -> None:
     random = {f"{name}{ending}" for name, _ in posteriors(net) for ending in ("", "_logvar")}
     certain = [name for name, _ in net.named_parameters() if name not in random]
@@ -230,5 +267,5 @@ def _draw(net: nn.Module, name: str, copies: int, generator: torch.Generator | N
     """Means of one tensor to start from: their sum over an output's inputs has about the size of one input."""
     layer = net.get_submodule(name.rpartition(".")[0])
     tensor = net.get_parameter(name)
-    normal = torch.randn(copies, tensor.numel(), generator=generator, dtype=torch.float64, device=tensor.device)
-    return normal * scale(layer)
+    normal = torch.randn(copies, tensor.numel(), generator=generator, dtype=torch.float64)
+    return scale(layer) * normal.to(tensor.device)
