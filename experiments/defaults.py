@@ -51,6 +51,9 @@ ROWS = {
     "gates' divergence x 1": replace(BASE, kl_z_weight=1.0),
     "dvi": replace(BASE, method="dvi", kl_z_weight=0.0),
     "prior precision 1": replace(BASE, prior=vp.priors.Normal(1.0)),
+    "prior precision 1, 2000 steps": replace(BASE, prior=vp.priors.Normal(1.0), steps=2000),
+    "the same, rate 0.02": replace(BASE, prior=vp.priors.Normal(1.0), steps=2000, lr=0.02),
+    "the same, rate 0.03": replace(BASE, prior=vp.priors.Normal(1.0), steps=2000, lr=0.03),
     "prior empirical Bayes": replace(BASE, prior=vp.priors.EmpiricalBayes()),
     "logvar -5": replace(BASE, logvar=-5.0),
     "torch's initialisation": replace(BASE, init="torch"),
@@ -121,13 +124,13 @@ def main() -> None:
                 results.setdefault(row, {})[name] = scores
                 cells.write(PATH, {name: repr(recipe) for name, recipe in ROWS.items()}, rows=results)
     results = finished()
-    print(f"{'':24}" + "".join(f"{name:>22}" for name in (*SETS, "mean")))
+    print(f"{'':30}" + "".join(f"{name:>22}" for name in (*SETS, "mean")))
     for row in ROWS:
         scores = results.get(row, {})
         if scores.keys() >= set(SETS):
             columns = [scores[name] for name in SETS]
             columns.append({key: mean(c[key] for c in columns) for key in columns[0]})
-            print(f"{row:24}" + "".join(f"{c['rmse']:8.3f}{c['log_likelihood']:8.3f}{c['coverage']:6.2f}" for c in columns))
+            print(f"{row:30}" + "".join(f"{c['rmse']:8.3f}{c['log_likelihood']:8.3f}{c['coverage']:6.2f}" for c in columns))
 
 
 if __name__ == "__main__":

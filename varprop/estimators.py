@@ -27,8 +27,8 @@ from .predictive import mixture
 from .priors import Horseshoe, Prior
 from .priors import Normal as NormalPrior
 
-STEPS, EPOCHS = 4000, 40
-"""What "auto" trains for: as many epochs as make this many steps, and no fewer than this many epochs."""
+EPOCHS, STEPS = 120, (4000, 20_000)
+"""What "auto" trains for: this many epochs, but steps within these bounds."""
 ROWS = 4096
 """Rows predicted at a time."""
 
@@ -178,7 +178,8 @@ class _BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _epochs(self, rows: int, batch_size: int) -> int:
         if self.epochs != "auto":
             return _positive("epochs", self.epochs)
-        return max(EPOCHS, round(STEPS / -(-rows // batch_size)))
+        steps = -(-rows // batch_size)
+        return max(1, round(np.clip(EPOCHS * steps, *STEPS) / steps))
 
     def _fit(self, X: np.ndarray, y: np.ndarray, sample_weight: Any, new: bool, epochs: int | None = None) -> None:
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -222,7 +223,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, _BayesianMLP):  # t
     :param heteroscedastic: let the noise differ between inputs.
     :param kl_z_weight: weight of the gates' divergence, of VBP only. The paper has 0, which leaves weights of silent units untrained.
     :param n_replicas: networks trained at once from different starts; the prediction is their mixture.
-    :param epochs: "auto" makes about 4,000 steps, and 40 epochs at least.
+    :param epochs: "auto" means 120, but no fewer than 4,000 steps and no more than 20,000.
     :param lr: rate of Adam; it falls to zero as a cosine.
     :param batch_size: "auto" is a hundredth of the rows, within 32 and 256.
     :param early_stopping: hold out `validation_fraction` of the rows, stop after `n_iter_no_change` epochs without a better log-likelihood
