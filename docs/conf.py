@@ -10,9 +10,9 @@ from sphinx.application import Sphinx
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-import layers
+import layers  # noqa: E402 - beside this file
 
-import varprop
+import varprop  # noqa: E402 - the checkout that the pages are about
 
 project = "varprop"
 author = "The varprop developers"

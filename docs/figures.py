@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import matplotlib
@@ -65,12 +64,13 @@ def gate() -> None:
 
 def with_sampled_weights(net: nn.Sequential, x: Tensor, n: int = 2000) -> vp.Gaussian:
     """Mean and variance of the outputs of a dense ReLU network whose weights are drawn from q."""
+
+    def drawn(layer: nn.Linear, h: Tensor) -> Tensor:
+        return torch.einsum("noi,nbi->nbo", random_weight(layer).sample((n,)), h) + layer.bias
+
     h = x.expand(n, *x.shape)
     for layer in net:
-        if isinstance(layer, nn.Linear):
-            h = torch.einsum("noi,nbi->nbo", random_weight(layer).sample((n,)), h) + layer.bias
-        else:
-            h = layer(h)
+        h = drawn(layer, h) if isinstance(layer, nn.Linear) else layer(h)
     return vp.Gaussian(h.mean(0), h.var(0))
 
 
@@ -96,9 +96,7 @@ def regression() -> None:
             ax.plot(grid, drawn.mean + k * drawn.std, color=ORANGE, lw=1.2, ls="--", label=label)
         ax.plot(x, y, ".", color=INK, ms=3, label="data")
         ax.set(title=title, xlabel="x", ylim=(-4, 4), xlim=(-5, 5))
-        print(
-            f"{title}: mean own std {own.std.mean():.3f}, drawn {drawn.std.mean():.3f}, noise std {math.sqrt(1 / elbo.likelihood.precision):.3f}"
-        )
+        print(f"{title}: standard deviation {own.std.mean():.3f} by its own moments, {drawn.std.mean():.3f} of drawn weights")
     axes[0].set_ylabel("y")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=3, bbox_to_anchor=(0.5, -0.02))
     save(figure, "regression.svg")
