@@ -27,7 +27,7 @@ myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"varprop {release}"
 html_static_path = ["_static"]
-html_css_files = ["width.css"]
+html_css_files = ["page.css"]
 math_eqref_format = "Eq. {number}"
 
 autodoc_member_order = "bysource"
