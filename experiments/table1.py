@@ -78,7 +78,7 @@ class Recipe:
         """What differs from the paper's protocol."""
         paper = Recipe(self.method)
         different = {name: value for name, value in vars(self).items() if name != "epochs" and value != getattr(paper, name)}
-        return {"method": self.method.name} | {k: v if isinstance(v, str | float) else repr(v) for k, v in different.items()}
+        return {"method": self.method.name} | {k: v if isinstance(v, str | int | float) else repr(v) for k, v in different.items()}
 
 
 def train(recipe: Recipe, splits: data.Splits, epochs: int | None, seed: int) -> list[Result]:
