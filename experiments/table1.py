@@ -170,9 +170,9 @@ ROWS: dict[str, Row] = {
     "vbp-gates": Recipe(vp.VBP, **LONG, kl_z_weight=0.1),
     "vbp-eb": Recipe(vp.VBP, vp.priors.EmpiricalBayes(), **LONG),
     "vbp-hetero": Recipe(vp.VBP, noise="heteroscedastic", settle=0.1, **LONG),
-    "dvi-hetero": Recipe(vp.DVI, noise="heteroscedastic", settle=0.1, **LONG),
     "vbp-hetero-eb": Recipe(vp.VBP, vp.priors.EmpiricalBayes(), "heteroscedastic", **LONG),
-    "vbp-ensemble": Recipe(vp.VBP, **LONG, members=5),
+    "dvi-hetero": Recipe(vp.DVI, noise="heteroscedastic", settle=0.1, **LONG),
+    "vbp-ensemble": Recipe(vp.VBP, noise="heteroscedastic", settle=0.1, **LONG, members=5),
     "bayesian-ridge": partial(one_by_one, bayesian_ridge),
     "gp": partial(one_by_one, gaussian_process),
 }
