@@ -1,11 +1,12 @@
 """Calibrated uncertainty from a neural network in one forward pass."""
 
-from . import functional, likelihoods, priors
+from . import functional, likelihoods, metrics, predictive, priors, replicas
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import posteriors, variational
+from .training import fit
 
 __version__ = "0.1.0"
 
@@ -23,10 +24,14 @@ __all__ = [
     "Method",
     "NoRuleError",
     "Terms",
+    "fit",
     "functional",
     "likelihoods",
+    "metrics",
     "posteriors",
+    "predictive",
     "priors",
+    "replicas",
     "variational",
     "vbp",
 ]

@@ -110,5 +110,6 @@ pytree.register_pytree_node(
     Gaussian,
     lambda x: ([x.mean, x.var], None),
     lambda leaves, _: Gaussian.of(*leaves),
+    flatten_with_keys_fn=lambda x: ([(pytree.GetAttrKey("mean"), x.mean), (pytree.GetAttrKey("var"), x.var)], None),
     serialized_type_name="varprop.Gaussian",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from .predictive import (
     check_classes,
     check_shape,
 )
+
+Approximation = Literal["quadrature", "delta", "mackay", "plugin", "samples"]
+EULER = 0.5772156649015329
 
 
 class Likelihood(nn.Module, ABC):
@@ -52,8 +55,11 @@ class Likelihood(nn.Module, ABC):
         """Shape of the targets that belong to an output f."""
         return f.shape
 
-    def statistic(self, f: Activation, y: Tensor) -> Tensor | None:
-        """What `update` needs to know of a batch, averaged over it; None for a likelihood without anything to update."""
+    def statistic(self, f: Activation, y: Tensor, weight: Tensor | None = None) -> Tensor | None:
+        """What `update` needs to know of a batch, averaged over it; None for a likelihood without anything to update.
+
+        :param weight: how often each data point counts.
+        """
         return None
 
     def update(self, statistic: Tensor) -> None:
@@ -74,8 +80,8 @@ class Normal(Likelihood):
 
     def __init__(self, precision: float = 1.0, outputs: int = 1) -> None:
         super().__init__()
-        if not precision > 0:
-            raise ValueError(f"likelihoods.Normal: precision must be positive, got {precision}.")
+        if not 0 < precision < math.inf:
+            raise ValueError(f"likelihoods.Normal: precision must be positive and finite, got {precision}.")
         self.register_buffer("precision", torch.full((outputs,), float(precision)))
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
@@ -91,10 +97,12 @@ class Normal(Likelihood):
         f = _as_gaussian(f)
         return NormalPredictive(f.mean, f.var, (1 / self.precision).expand_as(f.mean))
 
-    def statistic(self, f: Activation, y: Tensor) -> Tensor:
+    def statistic(self, f: Activation, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """E(y - f)², for each output (Eq. 21)."""
         f = _as_gaussian(f)
         square = (f.mean - y).square() + f.var
+        if weight is not None:
+            square = square * (weight / weight.mean()).view(-1, *(1,) * (square.dim() - 1))
         return square.reshape(-1, self.precision.numel()).mean(0)
 
     def update(self, statistic: Tensor) -> None:
@@ -141,15 +149,18 @@ class Categorical(Likelihood):
 
     The expectation of the log-sum-exp is the paper's second-order expansion (Eq. 23).
 
-    :param approximation: class probabilities by "delta", the second-order expansion of the softmax (Eq. 24); "mackay", softmax of the
-        means shrunk by √(1 + π v/8); "plugin", softmax of the means; "samples", an average over a fixed set of quasi-random draws of f.
+    :param approximation: class probabilities by "quadrature" of one integral (Eq. 31), right for any variance; by "delta", the second-order
+        expansion of the softmax (Eq. 24), right for small ones; "mackay", softmax of the means shrunk by √(1 + π v/8); "plugin", softmax
+        of the means; "samples", an average over a fixed set of quasi-random draws of f. `experiments/softmax.py` compares them.
     :param samples: size of that set.
     """
 
-    def __init__(self, approximation: Literal["delta", "mackay", "plugin", "samples"] = "delta", samples: int = 128) -> None:
+    def __init__(self, approximation: Approximation = "quadrature", samples: int = 128) -> None:
         super().__init__()
-        if approximation not in ("delta", "mackay", "plugin", "samples"):
-            raise ValueError(f'Categorical: approximation must be "delta", "mackay", "plugin" or "samples", got {approximation!r}.')
+        if approximation not in get_args(Approximation):
+            raise ValueError(f"Categorical: approximation must be one of {', '.join(get_args(Approximation))}; got {approximation!r}.")
+        if not samples > 0:
+            raise ValueError(f"Categorical: samples must be one or more, got {samples}.")
         self.approximation = approximation
         self.samples = samples
 
@@ -170,26 +181,64 @@ class Categorical(Likelihood):
         if self.approximation == "samples":
             p = (m + f.std * _normal_points(self.samples, m)).softmax(2)
             return ClassPredictive(p.mean(0), torch.special.entr(p).sum(2).mean(0))
-        return ClassPredictive(*softmax_delta(f))
+        return ClassPredictive(*(softmax_delta(f) if self.approximation == "delta" else softmax_quadrature(f)))
 
     def target_shape(self, f: Activation) -> torch.Size:
         return torch.Size((f.shape[0], *f.shape[2:]))
+
+
+def softmax_quadrature(f: Gaussian, points: int = 36, nodes: int = 12) -> tuple[Tensor, Tensor]:
+    """E softmax(f) and its expected entropy by one integral, with no expansion (Eq. 31).
+
+    Add an independent Gumbel variable g to each logit: softmax_c is the probability that f_c + g_c is the largest, and the entropy of the
+    softmax is the mean of the largest one's g, less Euler's constant. With logits independent, both are integrals over the value t of the
+    largest of Π_j P(f_j + g_j < t), by the trapezoidal rule: `points` values of t and `nodes` of each f. Where f is much wider than g,
+    beyond a variance of 16, their sum is taken as normal.
+    """
+    m, v = f.mean, f.var
+    s = f.std
+    low, high = (m - 4 * s).amax(1, keepdim=True) - 3, (m + 4 * s).amax(1, keepdim=True) + 12
+    t = low + (high - low) * torch.linspace(0, 1, points, dtype=m.dtype, device=m.device).view(-1, *(1,) * m.dim())
+    below, density, noise = (torch.zeros_like(t * m) for _ in range(3))
+    z = torch.linspace(-4.5, 4.5, nodes, dtype=torch.float64)
+    for node, weight in zip(z.tolist(), torch.softmax(-z.square() / 2, 0).tolist(), strict=True):
+        g = t - (m + s.clamp(max=4) * node)
+        x = torch.exp(-g)
+        below_here = weight * torch.exp(-x)
+        below += below_here
+        density += x * below_here
+        noise += g * x * below_here
+    wide, gumbel_var = v > 16, math.pi**2 / 6
+    total_var = v + gumbel_var
+    u = (t - m - EULER) / total_var.sqrt()
+    normal_density = torch.exp(-0.5 * u.square()) / torch.sqrt(2 * math.pi * total_var)
+    below = torch.where(wide, torch.special.ndtr(u), below).clamp(min=torch.finfo(m.dtype).tiny)
+    density = torch.where(wide, normal_density, density)
+    noise = torch.where(wide, (EULER + gumbel_var / total_var.sqrt() * u) * normal_density, noise)
+    others_below = torch.exp(below.log().sum(2, keepdim=True) - below.log())
+    wins, noise_of_winner = (density * others_below).sum(0), (noise * others_below).sum(0)
+    total = wins.sum(1, keepdim=True)
+    probs = wins / total
+    expected_entropy = F.relu(noise_of_winner.sum(1) / total.squeeze(1) - EULER)
+    return probs, torch.minimum(expected_entropy, torch.special.entr(probs).sum(1))
 
 
 def softmax_delta(f: Gaussian) -> tuple[Tensor, Tensor]:
     """Second-order expansions of E softmax(f) and of its expected entropy (Eq. 24).
 
     The paper's reference code has Σ v p in the place of the linear -v p: its probabilities do not sum to one. For large variances the
-    expansion itself can turn negative; it then is clipped and rescaled.
+    expansion itself can turn negative; it then is clipped and rescaled, and the entropy held between zero and its bound by Jensen.
     """
     p, v = f.mean.softmax(1), f.var
     vp = v * p
     probs = p * (1 + v / 2 - vp + (vp * p).sum(1, keepdim=True) - 0.5 * vp.sum(1, keepdim=True))
     probs = probs.clamp(min=1e-8)
+    probs = probs / probs.sum(1, keepdim=True)
     log_p = f.mean.log_softmax(1)
     entropy = -(p * log_p).sum(1, keepdim=True)
     curvature = -p * (1 - p) - p * (1 - 2 * p) * (log_p + entropy)
-    return probs / probs.sum(1, keepdim=True), F.relu(entropy.squeeze(1) + 0.5 * (v * curvature).sum(1))
+    expected_entropy = F.relu(entropy.squeeze(1) + 0.5 * (v * curvature).sum(1))
+    return probs, torch.minimum(expected_entropy, torch.special.entr(probs).sum(1))
 
 
 def _certain(probs: Tensor) -> ClassPredictive:
@@ -229,8 +278,11 @@ class _Probit(Likelihood):
 
     def predictive(self, f: Activation) -> LabelPredictive:
         f = _as_gaussian(f)
-        probs = torch.special.ndtr(f.mean / torch.sqrt(1 + f.var))
-        return LabelPredictive(probs, fn.expectation(lambda value: binary_entropy(torch.special.ndtr(value)), f))
+        score = f.mean / torch.sqrt(1 + f.var)
+        entropy = fn.expectation(lambda value: binary_entropy(torch.special.ndtr(value)), f)
+        # Through its logarithm, because torch's ndtr has no tail in single precision: it is zero at -6.
+        probs, complement = (torch.special.log_ndtr(a).exp() for a in (score, -score))
+        return LabelPredictive(probs, entropy, complement)
 
 
 class Bernoulli(_Probit):

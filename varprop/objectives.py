@@ -14,9 +14,10 @@ from . import functional as fn
 from .gaussian import Activation, Gaussian
 from .likelihoods import Likelihood, check_target
 from .methods.base import Method, Rule
+from .methods.deterministic import DETERMINISTIC
 from .methods.moments import PIECEWISE, piecewise
 from .posterior import posteriors
-from .predictive import NormalPredictive, Predictive, mixture
+from .predictive import NormalPredictive, Predictive, mixture, per_datum
 from .priors import Prior
 
 
@@ -88,6 +89,8 @@ class ELBO(nn.Module):
             raise ValueError(f"ELBO: n_data is the size of the training set and must be positive, got {n_data}.")
         if not (kl_z_weight >= 0 and math.isfinite(kl_z_weight)):
             raise ValueError(f"ELBO: kl_z_weight must be zero or more, got {kl_z_weight}.")
+        if method.name != DETERMINISTIC.name and next(posteriors(net), None) is None:
+            raise ValueError("ELBO: the network has no random weights; make them with variational(net).")
         self.net = net
         self.method = method
         self.likelihood = likelihood
@@ -98,22 +101,26 @@ class ELBO(nn.Module):
     def forward(self, x: Activation, y: Tensor) -> Tensor:
         return self.loss(self.terms(x, y))
 
-    def loss(self, terms: Terms) -> Tensor:
-        loss = terms.kl / self.n_data - terms.data_fit
+    def loss(self, terms: Terms, kl_weight: float = 1.0) -> Tensor:
+        loss = kl_weight * terms.kl / self.n_data - terms.data_fit
         return loss + self.kl_z_weight * terms.kl_z if self.kl_z_weight else loss
 
-    def terms(self, x: Activation, y: Tensor) -> Terms:
-        """Data fit, divergence of the weights and, computed when asked for, divergence of the gates."""
+    def terms(self, x: Activation, y: Tensor, weight: Tensor | None = None) -> Terms:
+        """Data fit, divergence of the weights and, computed when asked for, divergence of the gates.
+
+        :param weight: how often each data point counts.
+        """
         gates: list[Gate] = []
         f = _recording(self.method, gates)(self.net, x)
         check_target(self.likelihood, f, y)
         log_prob = self.likelihood.expected_log_prob(f, y) if isinstance(f, Gaussian) else self.likelihood.log_prob(f, y)
-        return Terms(log_prob.sum() / f.shape[0], self.kl(), f, gates, self.method.slope or math.inf)
+        log_prob = per_datum(log_prob) if weight is None else per_datum(log_prob) * weight
+        return Terms(log_prob.mean(), self.kl(), f, gates, self.method.slope or math.inf)
 
     def kl(self) -> Tensor:
         """KL(q || p) of all random weights, summed."""
         kls = [self.prior.kl(q) for _, q in posteriors(self.net)]
-        return sum(kls[1:], kls[0]) if kls else torch.zeros(())
+        return sum(kls[1:], kls[0]) if kls else next(self.net.parameters()).new_zeros(())
 
     @torch.no_grad()
     def predict(self, x: Activation, samples: int | None = None) -> Predictive:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ class NormalPredictive(Regression):
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         check_level(level)
-        half = self.std * math.sqrt(2) * torch.special.erfinv(torch.tensor(level)).item()
+        half = self.std * NormalDist().inv_cdf((1 + level) / 2)
         return self.mean - half, self.mean + half
 
 
@@ -103,10 +104,12 @@ class LabelPredictive(Predictive):
 
     probs: Tensor
     expected_entropy: Tensor
+    complement: Tensor
+    """P(y = 0), kept by itself: near zero, 1 - probs has no digits left."""
 
     def log_prob(self, y: Tensor) -> Tensor:
         check_shape(y, self.probs.shape)
-        return per_datum(torch.log(torch.where(y > 0, self.probs, 1 - self.probs)))
+        return per_datum(torch.log(torch.where(y > 0, self.probs, self.complement)))
 
     @property
     def entropy(self) -> Tensor:
@@ -138,13 +141,15 @@ def mixture(components: Sequence[Predictive]) -> Predictive:
     >>> mixture([one, two]).epistemic
     tensor([[0.2500]])
     """
+    if not components:
+        raise ValueError("mixture: there is nothing to mix; give at least one prediction (predict needs samples=1 or more).")
     first = components[0]
     if isinstance(first, Regression):
         between = torch.stack([p.mean for p in components]).var(0, correction=0)  # type: ignore[attr-defined]
         epistemic = _average(components, "epistemic") + between
         return RegressionMixture(components, _average(components, "mean"), epistemic, _average(components, "aleatoric"))
     if isinstance(first, ClassPredictive | LabelPredictive):
-        return type(first)(_average(components, "probs"), _average(components, "expected_entropy"))
+        return type(first)(*(_average(components, field.name) for field in fields(first)))
     return Mixture(components)
 
 

@@ -118,5 +118,5 @@ def lognormal_gamma_kl(mean: Tensor, logvar: Tensor, scale: float) -> Tensor:
 
 def _check_positive(prior: str, **values: float) -> None:
     for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{prior}: {name} must be positive, got {value}.")
+        if not 0 < value < math.inf:
+            raise ValueError(f"{prior}: {name} must be positive and finite, got {value}.")

@@ -49,8 +49,8 @@ class Method:
             if base in self.rules and (base is nn.Module or base.forward is kind.forward):
                 return self.rules[base]
         raise NoRuleError(
-            f"{self.name} has no rule for {kind.__module__}.{kind.__qualname__}; add one with "
-            f"`method | {{{kind.__qualname__}: rule}}`, where rule(method, module, x) returns the output as a Tensor or a Gaussian."
+            f"{self.name} has no rule for {kind.__module__}.{kind.__name__}; add one with "
+            f"`method | {{{kind.__name__}: rule}}`, where rule(method, module, x) returns the output as a Tensor or a Gaussian."
         )
 
 
@@ -65,8 +65,8 @@ def as_it_is(method: Method, module: nn.Module, x: Activation) -> Tensor:
     if isinstance(x, Gaussian):
         raise NoRuleError(f"{method.name} carries no variance: give {type(module).__name__} a Tensor, or draw one with x.sample().")
     if method.samples and next(posteriors(module), None) is not None:
+        kind = type(module).__name__
         raise NoRuleError(
-            f"{method.name} has no rule for {type(module).__qualname__}, which has random weights inside; add one with "
-            f"`method | {{{type(module).__qualname__}: rule}}`."
+            f"{method.name} has no rule for {kind}, which has random weights inside; add one with `method | {{{kind}: rule}}`."
         )
     return module(x)

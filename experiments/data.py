@@ -1,0 +1,156 @@
+"""The data sets of the paper, read from the folder that VARPROP_DATA names."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SPLITS = dict.fromkeys(("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine-red", "yacht"), 20) | {"protein": 5}
+"""The nine regression sets with their published numbers of splits."""
+
+OPENML = {
+    "boston": (531, (506, 13), "MEDV", ()),
+    "concrete": (44959, (1030, 8), "strength", ()),
+    "energy": (44960, (768, 8), "heating_load", ("cooling_load",)),
+    "kin8nm": (44980, (8192, 8), "y", ()),
+    "naval": (44969, (11934, 16), "gt_compressor_decay_state_coefficient", ("gt_turbine_decay_state_coefficient",)),
+    "protein": (44963, (45730, 9), "RMSD", ()),
+    "wine-red": (44972, (1599, 11), "quality", ()),
+}
+"""OpenML's number of a set, its rows and features, its target, and other targets that are no features."""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The training and test parts of several splits, features and targets standardised by the training part.
+
+    The split is the first dimension: x (splits, n, features), y (splits, n, 1).
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    y_scale: Tensor
+    """Standard deviation of each split's training targets: the unit of standardised errors."""
+    numbers: tuple[int, ...]
+
+    def inner(self, share: float = 0.2) -> Splits:
+        """Splits of the training parts alone, to choose recipes by: the last `share` of their rows become the test part."""
+        n = round(self.x.shape[1] * (1 - share))
+        return Splits(self.name, self.x[:, :n], self.y[:, :n], self.x[:, n:], self.y[:, n:], self.y_scale, self.numbers)
+
+
+def regression(name: str, numbers: tuple[int, ...] | None = None) -> Splits:
+    """The given splits, by default all, of a UCI set."""
+    x, y, train, test = uci(name)
+    numbers = tuple(range(len(train))) if numbers is None else numbers
+    parts = []
+    for k in numbers:
+        x_mean, x_std = x[train[k]].mean(0), x[train[k]].std(0)
+        y_mean, y_std = y[train[k]].mean(), y[train[k]].std()
+        z, t = (x - x_mean) / np.where(x_std > 0, x_std, 1), ((y - y_mean) / y_std)[:, None]
+        parts.append((z[train[k]], t[train[k]], z[test[k]], t[test[k]], np.asarray(y_std)))
+    return Splits(name, *(torch.tensor(np.stack(part), dtype=torch.float32) for part in zip(*parts, strict=True)), numbers)
+
+
+def uci(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Features, target, and the rows of each split's training and test part (Hernández-Lobato and Adams 2015)."""
+    if name not in SPLITS:
+        raise SystemExit(f"There is no data set {name!r}; there are {', '.join(SPLITS)}.")
+    path = folder() / "uci" / f"{name}.npz"
+    if path.exists():
+        with np.load(path, allow_pickle=False) as d:
+            return d["X"], d["y"], d["train_idx"], d["test_idx"]
+    x, y = _openml(name)
+    return x, y, *published_splits(len(y), SPLITS[name])
+
+
+def published_splits(n: int, splits: int) -> tuple[np.ndarray, np.ndarray]:
+    """The published splits: permutations from RandomState(1), the first 90 % of each for training."""
+    random = np.random.RandomState(1)
+    rows = np.stack([random.choice(range(n), n, replace=False) for _ in range(splits)])
+    return rows[:, : round(0.9 * n)], rows[:, round(0.9 * n) :]
+
+
+def _openml(name: str) -> tuple[np.ndarray, np.ndarray]:
+    if name not in OPENML:
+        raise SystemExit(f"{name} is not on OpenML: set VARPROP_DATA to a folder that holds uci/{name}.npz.")
+    number, shape, target, others = OPENML[name]
+    print(
+        f"VARPROP_DATA holds no uci/{name}.npz: fetching {name} from OpenML (set {number}); its order of rows may differ from the paper's."
+    )
+    from sklearn.datasets import fetch_openml
+
+    try:
+        table = fetch_openml(data_id=number, as_frame=True, parser="auto").frame.astype(float)
+        x, y = table.drop(columns=[target, *others]).to_numpy(), table[target].to_numpy()
+    except (OSError, KeyError, ValueError) as error:
+        raise SystemExit(
+            f"{name} could not be had from OpenML ({error}): set VARPROP_DATA to a folder that holds uci/{name}.npz."
+        ) from None
+    if x.shape != shape:
+        raise SystemExit(f"OpenML's {name} has shape {x.shape}, not {shape}: set VARPROP_DATA to a folder that holds uci/{name}.npz.")
+    return x, y
+
+
+def folder() -> Path:
+    return Path(os.environ.get("VARPROP_DATA", ""))
+
+
+def _present(path: Path) -> Path:
+    if not path.exists():
+        raise SystemExit(f"{path.name} was not found: set VARPROP_DATA to a folder that holds {Path(*path.parts[-3:])}.")
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------------------- images
+
+Images = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Training images and labels, test images and labels; images are bytes, (n, channels, height, width)."""
+
+
+def mnist(kind: str = "MNIST") -> Images:
+    """The 28 × 28 images of MNIST or, with kind "FashionMNIST", of Fashion-MNIST."""
+    raw = folder() / kind / "raw"
+    parts = [_idx(raw / f"{part}-{what}-ubyte.gz") for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
+    return tuple(t.unsqueeze(1) if t.dim() == 3 else t.long() for t in parts)  # type: ignore[return-value]
+
+
+def fashion_mnist() -> Images:
+    return mnist("FashionMNIST")
+
+
+def _idx(path: Path) -> Tensor:
+    """An array in the format of MNIST: its rank in byte 3, its shape as big-endian integers, its bytes."""
+    with gzip.open(_present(path), "rb") as file:
+        raw = file.read()
+    shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
+    return torch.tensor(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3])).view(shape)
+
+
+def cifar10() -> Images:
+    train = [_sprites(folder() / "cifar10" / f"train_{i}.npz") for i in range(1, 6)]
+    x, y = (torch.cat(part) for part in zip(*train, strict=True))
+    return x, y, *_sprites(folder() / "cifar10" / "test.npz")
+
+
+def _sprites(path: Path) -> tuple[Tensor, Tensor]:
+    """Images stored as lossless sprites of ten by ten."""
+    from PIL import Image
+
+    with np.load(_present(path), allow_pickle=False) as d:
+        webp, offsets, labels = d["webp"], d["offsets"], d["labels"]
+    sprites = np.stack([np.asarray(Image.open(io.BytesIO(webp[a:b])).convert("RGB")) for a, b in pairwise(offsets)])
+    images = torch.tensor(sprites).view(-1, 10, 32, 10, 32, 3).permute(0, 1, 3, 5, 2, 4).reshape(-1, 3, 32, 32)
+    return images, torch.tensor(labels).long()

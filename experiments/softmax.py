@@ -1,0 +1,134 @@
+"""Class probabilities of normal logits: which approximation of E softmax(f) is nearest to the truth?
+
+`python -m experiments.softmax` prints the tables and writes experiments/results/softmax.json. The truth is the average of 100,000 draws;
+means are N(0, 2²), variances uniform between 0 and twice the scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import varprop as vp
+
+SCALES = (0.05, 0.3, 1.0, 3.0, 10.0, 30.0)
+CLASSES = (3, 10)
+Approximation = Callable[[Tensor, Tensor], Tensor]
+
+
+def of_the_library(name: str) -> Approximation:
+    return lambda m, v: vp.likelihoods.Categorical(name).predictive(vp.Gaussian(m, v)).probs  # type: ignore[arg-type]
+
+
+def pairwise(m: Tensor, v: Tensor) -> Tensor:
+    """Each pair of classes by MacKay's sigmoid of their difference, combined (Lu, Ie and Sha 2020, mean-field 1), rescaled."""
+    spread = torch.sqrt(1 + math.pi / 8 * (v.unsqueeze(2) + v.unsqueeze(1)))
+    odds = (m.unsqueeze(1) - m.unsqueeze(2)) / spread
+    diagonal = torch.eye(m.shape[1], dtype=torch.bool)
+    return (-odds.masked_fill(diagonal, 0.0).logsumexp(2)).softmax(1)
+
+
+def one_against_rest(m: Tensor, v: Tensor) -> Tensor:
+    """MacKay's sigmoid of f_c against the log-sum-exp of the other classes, whose moments are expanded to second order; rescaled."""
+    itself = torch.eye(m.shape[1], dtype=torch.bool)
+    others = m.unsqueeze(1).masked_fill(itself, -torch.inf)
+    q, v_others = others.softmax(2), v.unsqueeze(1)
+    expansion = others.logsumexp(2) + 0.5 * (v_others * q * (1 - q)).sum(2)
+    bound = (others + v_others / 2).logsumexp(2)  # of E lse, by Jensen: the expansion can pass it where variances are large
+    spread = 1 + math.pi / 8 * (v + (v_others * q.square()).sum(2))
+    p = torch.sigmoid((m - torch.minimum(expansion, bound)) / spread.sqrt())
+    return p / p.sum(1, keepdim=True)
+
+
+APPROXIMATIONS: dict[str, Approximation] = {
+    "plugin": of_the_library("plugin"),
+    "delta": of_the_library("delta"),
+    "mackay": of_the_library("mackay"),
+    "pairwise": pairwise,
+    "one against rest": one_against_rest,
+    "samples (128)": of_the_library("samples"),
+    "quadrature": of_the_library("quadrature"),
+}
+
+
+def truth(m: Tensor, v: Tensor, samples: int, generator: torch.Generator, chunk: int = 1_000) -> Tensor:
+    total = torch.zeros_like(m)
+    for _ in range(samples // (2 * chunk)):
+        noise = v.sqrt() * torch.randn((chunk, *m.shape), generator=generator, dtype=m.dtype)
+        total += (m + noise).softmax(2).sum(0) + (m - noise).softmax(2).sum(0)
+    return total / (samples // (2 * chunk) * 2 * chunk)
+
+
+def errors(p: Tensor, q: Tensor) -> dict[str, float]:
+    """Mean KL(p || q), and mean and largest |p - q|."""
+    kl = (p * (p.log() - q.clamp(min=1e-30).log())).sum(1)
+    return {"kl": kl.mean().item(), "mean_error": (p - q).abs().mean().item(), "max_error": (p - q).abs().max().item()}
+
+
+def measure(problems: int, samples: int, seed: int) -> list[dict[str, Any]]:
+    rows = []
+    for classes in CLASSES:
+        for scale in SCALES:
+            generator = torch.Generator().manual_seed(seed)
+            m = 2 * torch.randn(problems, classes, generator=generator, dtype=torch.float64)
+            v = 2 * scale * torch.rand(problems, classes, generator=generator, dtype=torch.float64)
+            p = truth(m, v, samples, generator)
+            for name, approximation in {**APPROXIMATIONS, "another truth": partial(truth, samples=samples, generator=generator)}.items():
+                start = time.perf_counter()
+                q = approximation(m, v)
+                seconds = time.perf_counter() - start
+                rows.append({"classes": classes, "scale": scale, "approximation": name, **errors(p, q), "seconds": seconds})
+    return rows
+
+
+def table(rows: list[dict[str, Any]], classes: int, quantity: str) -> str:
+    names = list(dict.fromkeys(row["approximation"] for row in rows))
+    lines = ["| variance | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for scale in SCALES:
+        values = {row["approximation"]: row[quantity] for row in rows if row["classes"] == classes and row["scale"] == scale}
+        lines.append(f"| {scale:g} | " + " | ".join(f"{values[name]:.2g}" for name in names) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--samples", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "softmax.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = measure(options.problems, options.samples, options.seed)
+    for classes in CLASSES:
+        for quantity, title in (
+            ("kl", "mean KL(truth || approximation)"),
+            ("mean_error", "mean |error|"),
+            ("max_error", "largest |error|"),
+        ):
+            print(f"\n{classes} classes, {title}\n\n{table(rows, classes, quantity)}")
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    about = {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit,
+        "problems": options.problems,
+        "samples": options.samples,
+        "seed": options.seed,
+    }
+    options.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Table 1 of the paper, nine regression sets on the published splits, and rows beyond it.
+
+    python -m experiments.table1 --datasets boston yacht --methods vbp dvi
+
+Every row is one recipe for all nine sets. Epochs are fixed in advance by the size of the set; nothing is chosen on test data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+import varprop as vp
+from varprop.metrics import coverage, crps, log_likelihood, rmse
+from varprop.predictive import NormalPredictive, Regression, mixture
+
+from . import cells, data, tables
+
+BATCH = {"boston": 16, "energy": 16, "yacht": 16, "concrete": 32, "wine-red": 32, "power": 64, "kin8nm": 64, "naval": 64, "protein": 256}
+"""Appendix B.3 of the paper."""
+
+SMALL = ("boston", "concrete", "energy", "wine-red", "yacht")
+SAMPLES = 100
+"""Passes that a sampling method predicts with."""
+
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One split: scores by the method's own moments, and by the exact moments of the same posterior where these differ."""
+
+    own: Scores
+    exact: Scores | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a row is trained. The defaults are the paper's protocol."""
+
+    method: vp.Method
+    prior: vp.priors.Prior = field(default_factory=lambda: vp.priors.Normal(precision=10.0))
+    noise: Literal["type-II", "heteroscedastic"] = "type-II"
+    epochs: tuple[int, int] = (100, 100)
+    """For the small sets and for the large ones."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup: float = 0.0
+    """Share of the epochs over which the divergence from the prior is phased in."""
+    kl_z_weight: float = 0.0
+    biases: bool = False
+    members: int = 1
+
+    def objective(self, n: int, features: int, hidden: int, seed: int) -> vp.ELBO:
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1 if self.noise == "type-II" else 2))
+        for layer in (net[0], net[2]):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+        if self.method is not vp.DETERMINISTIC:
+            vp.variational(net, logvar=-9.0, biases=self.biases)
+        likelihood = vp.likelihoods.Normal() if self.noise == "type-II" else vp.likelihoods.HeteroscedasticNormal()
+        return vp.ELBO(net, self.method, likelihood, self.prior, n_data=n, kl_z_weight=self.kl_z_weight)
+
+    def epochs_for(self, name: str) -> int:
+        return self.epochs[0 if name in SMALL else 1]
+
+    def describe(self) -> dict[str, Any]:
+        return {**vars(self), "method": self.method.name, "prior": repr(self.prior), "epochs": list(self.epochs)}
+
+
+def train(recipe: Recipe, splits: data.Splits, epochs: int | None, seed: int) -> list[Result]:
+    """All splits, and all members of an ensemble, as replicas of one network."""
+    start = time.perf_counter()
+    m, (n, features) = recipe.members, splits.x.shape[1:]
+    seeds = [seed + split + 1000 * member for split in splits.numbers for member in range(m)]
+    members = [recipe.objective(n, features, 100 if splits.name == "protein" else 50, s) for s in seeds]
+    epochs, batch = epochs or recipe.epochs_for(splits.name), BATCH[splits.name]
+    vp.replicas.fit(
+        members,
+        splits.x.repeat_interleave(m, 0),
+        splits.y.repeat_interleave(m, 0),
+        epochs=epochs,
+        lr=0.01,
+        batch_size=batch,
+        schedule=recipe.schedule,
+        warmup=round(recipe.warmup * epochs),
+        seeds=seeds,
+        compile=epochs * n / batch > 4000,
+    )
+    seconds = (time.perf_counter() - start) / len(splits.numbers)
+    return [evaluate(members[k * m : (k + 1) * m], splits, k, seconds) for k in range(len(splits.numbers))]
+
+
+@torch.no_grad()
+def evaluate(members: Sequence[vp.ELBO], splits: data.Splits, k: int, seconds: float) -> Result:
+    method, x = members[0].method, splits.x_test[k]
+    own = [elbo.predict(x, SAMPLES if method.samples else None) for elbo in members]
+    # With one hidden layer the pre-activations are normal and independent, and DVI's moments are exact.
+    exact = [] if method in (vp.DVI, vp.DETERMINISTIC) else [elbo.likelihood.predictive(vp.DVI(elbo.net, x)) for elbo in members]
+    return Result(*(scores(p[0] if len(p) == 1 else mixture(p), splits, k) if p else None for p in (own, exact)), seconds)
+
+
+def scores(p: Regression, splits: data.Splits, k: int) -> Scores:
+    """Of split k's test part, in the target's own unit."""
+    y, scale = splits.y_test[k], splits.y_scale[k].item()
+    return {
+        "log_likelihood": log_likelihood(p, y).item() - math.log(scale),
+        "rmse": rmse(p, y).item() * scale,
+        "crps": crps(p, y).item() * scale,
+        "coverage": coverage(p, y, 0.9).item(),
+    }
+
+
+def one_by_one(estimator: Callable[[], Any], splits: data.Splits, epochs: int | None, seed: int) -> list[Result]:
+    """A scikit-learn regressor that predicts a standard deviation of the target."""
+    results = []
+    for k in range(len(splits.numbers)):
+        start = time.perf_counter()
+        x, y, x_test = (t.double().numpy() for t in (splits.x[k], splits.y[k], splits.x_test[k]))
+        mean, std = estimator().fit(x, y.ravel()).predict(x_test, return_std=True)
+        mean, var = (torch.tensor(a, dtype=torch.float32).view(-1, 1) for a in (mean, np.square(std)))
+        seconds = time.perf_counter() - start
+        results.append(Result(scores(NormalPredictive(mean, torch.zeros_like(var), var), splits, k), None, seconds))
+    return results
+
+
+def gaussian_process() -> Any:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+    return GaussianProcessRegressor(ConstantKernel() * RBF() + WhiteKernel())
+
+
+def bayesian_ridge() -> Any:
+    from sklearn.linear_model import BayesianRidge
+
+    return BayesianRidge()
+
+
+Row: TypeAlias = Recipe | Callable[[data.Splits, int | None, int], list[Result]]
+LONG: dict[str, Any] = {"epochs": (300, 60), "schedule": "cosine"}
+
+ROWS: dict[str, Row] = {
+    "vbp": Recipe(vp.VBP),
+    "dvi": Recipe(vp.DVI),
+    "varout": Recipe(vp.LOCAL_REPARAM),
+    "deterministic": Recipe(vp.DETERMINISTIC),
+    "vbp-cosine": Recipe(vp.VBP, **LONG),
+    "vbp-gates": Recipe(vp.VBP, **LONG, kl_z_weight=0.1),
+    "vbp-eb": Recipe(vp.VBP, vp.priors.EmpiricalBayes(), **LONG),
+    "vbp-hetero": Recipe(vp.VBP, vp.priors.EmpiricalBayes(), "heteroscedastic", **LONG),
+    "dvi-hetero": Recipe(vp.DVI, vp.priors.EmpiricalBayes(), "heteroscedastic", **LONG),
+    "vbp-ensemble": Recipe(vp.VBP, **LONG, members=5),
+    "bayesian-ridge": partial(one_by_one, bayesian_ridge),
+    "gp": partial(one_by_one, gaussian_process),
+}
+"""A recipe, or a function of splits, epochs and seed."""
+
+ONLY = {"gp": SMALL}
+"""Rows that are not for all sets: an exact Gaussian process takes the cube of the number of rows."""
+
+
+def run(row: str, name: str, splits: int | None, epochs: int | None, seed: int, out: Path) -> None:
+    """Compute a cell, unless it is there."""
+    recipe = ROWS[row]
+    numbers = tuple(range(data.SPLITS[name] if splits is None else min(splits, data.SPLITS[name])))
+    configuration = {"row": row, "dataset": name, "splits": len(numbers), "seed": seed}
+    if isinstance(recipe, Recipe):
+        configuration |= {"epochs": epochs or recipe.epochs_for(name), "batch_size": BATCH[name], "recipe": recipe.describe()}
+    path = out / row / f"{name}.json"
+    if cells.finished(path, configuration):
+        return
+    start, cpu_start = time.perf_counter(), time.process_time()
+    compute = partial(train, recipe) if isinstance(recipe, Recipe) else recipe
+    results = compute(data.regression(name, numbers), epochs, seed)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    cells.write(path, configuration, splits=[vars(r) for r in results], seconds=seconds, cpu_seconds=cpu_seconds)
+    values = np.array([r.own["log_likelihood"] for r in results])
+    print(f"{row:15} {name:9} {values.mean():7.3f} ± {tables.standard_error(values):.3f}   {seconds:6.1f} s", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.table1", description=__doc__.split("\n")[0])
+    parser.add_argument("--datasets", nargs="+", choices=data.SPLITS, default=list(data.SPLITS), metavar="NAME")
+    parser.add_argument("--methods", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--splits", type=int, help="the first so many splits; all by default")
+    parser.add_argument("--epochs", type=int, help="instead of the row's own")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=cells.RESULTS / "table1", help="folder of the cells")
+    options = parser.parse_args(arguments)
+    for row in options.methods:
+        for name in options.datasets:
+            if name in ONLY.get(row, data.SPLITS):
+                run(row, name, options.splits, options.epochs, options.seed, options.out)
+    print(tables.table1(options.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""One small cell of the UCI table from end to end, and what a second run does with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import cells, data, table1, tables
+
+needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
+
+
+def made_up(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 3)) * [1, 5, 0]  # a constant feature, as naval has
+    return x, 7 + 3 * x[:, 0] + random.normal(size=60), *data.published_splits(60, 20)
+
+
+@pytest.fixture
+def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "uci", made_up)
+
+
+@pytest.mark.usefixtures("without_files")
+def test_a_cell_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--datasets", "yacht", "--methods", "vbp", "bayesian-ridge", "--splits", "2", "--epochs", "2", "--out", str(tmp_path)]
+    table1.main(command)
+    path = tmp_path / "vbp" / "yacht.json"
+    cell = json.loads(path.read_text())
+    assert [set(split) for split in cell["splits"]] == [{"own", "exact", "seconds"}] * 2
+    assert set(cell["splits"][0]["own"]) == {"log_likelihood", "rmse", "crps", "coverage"}
+    assert cell["configuration"]["epochs"] == 2
+    assert {"cpu", "cores", "torch"} <= set(cell["machine"])
+    printed = capsys.readouterr().out
+    mean = np.mean([split["own"]["log_likelihood"] for split in cell["splits"]])
+    assert f"| **vbp** |  |  |  |  |  |  |  |  | {mean:.2f} ±" in printed
+    assert "vbp, published | -2.59 ± 0.03" in printed
+
+    before = path.stat().st_mtime_ns
+    table1.main(command)
+    assert path.stat().st_mtime_ns == before
+    table1.main([*command[:2], "--methods", "vbp", "--splits", "2", "--epochs", "3", "--out", str(tmp_path)])
+    assert json.loads(path.read_text())["configuration"]["epochs"] == 3
+
+
+@pytest.mark.usefixtures("without_files")
+def test_splits_trained_together_are_splits_trained_alone() -> None:
+    together = table1.train(table1.Recipe(table1.vp.VBP), data.regression("yacht", (0, 1)), 2, 0)
+    alone = table1.train(table1.Recipe(table1.vp.VBP), data.regression("yacht", (1,)), 2, 0)
+    assert together[1].own == pytest.approx(alone[0].own, abs=1e-4)
+
+
+@pytest.mark.usefixtures("without_files")
+def test_scores_are_in_the_unit_of_the_target() -> None:
+    splits = data.regression("yacht", (0,))
+    x, y, train, test = made_up("yacht")
+    (result,) = table1.one_by_one(table1.bayesian_ridge, splits, None, 0)
+    model = table1.bayesian_ridge().fit(x[train[0]], y[train[0]])
+    mean, std = model.predict(x[test[0]], return_std=True)
+    density = torch.distributions.Normal(torch.tensor(mean), torch.tensor(std)).log_prob(torch.tensor(y[test[0]])).mean().item()
+    assert result.own["log_likelihood"] == pytest.approx(density, abs=0.05)  # the ridge penalty depends on the scale, a little
+    assert result.own["rmse"] == pytest.approx(np.sqrt(np.mean((mean - y[test[0]]) ** 2)), rel=0.02)
+
+
+@pytest.mark.usefixtures("without_files")
+def test_an_ensemble_and_a_sampling_method_have_exact_moments_too() -> None:
+    splits = data.regression("yacht", (0, 1))
+    for recipe in (table1.Recipe(table1.vp.VBP, members=2), table1.Recipe(table1.vp.LOCAL_REPARAM)):
+        for result in table1.train(recipe, splits, 1, 0):
+            assert result.exact is not None
+            assert np.isfinite([*result.own.values(), *result.exact.values()]).all()
+
+
+@pytest.mark.usefixtures("without_files")
+def test_an_inner_split_leaves_the_test_part_alone() -> None:
+    splits = data.regression("yacht", (3,))
+    inner = splits.inner()
+    assert torch.equal(torch.cat([inner.x, inner.x_test], 1), splits.x)
+
+
+def test_a_cell_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "row" / "set.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            cells.write(path, {"a": 1})
+    assert not cells.finished(path, {"a": 1})
+    cells.write(path, {"a": 1}, splits=[])
+    assert cells.finished(path, {"a": 1})
+    assert not cells.finished(path, {"a": 2})
+
+
+def test_a_missing_data_set_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VARPROP_DATA", str(tmp_path))
+    for load in (lambda: data.uci("yacht"), lambda: data.uci("unknown"), data.mnist, data.cifar10):
+        with pytest.raises(SystemExit, match=r"data set|VARPROP_DATA") as error:
+            load()
+        assert "\n" not in str(error.value)
+
+
+@needs_data
+def test_the_published_splits_come_back() -> None:
+    for name in ("boston", "yacht"):
+        _, y, train, test = data.uci(name)
+        for ours, theirs in zip(data.published_splits(len(y), data.SPLITS[name]), (train, test), strict=True):
+            assert np.array_equal(ours, theirs)
+
+
+@needs_data
+def test_images() -> None:
+    x, y, x_test, y_test = data.fashion_mnist()
+    assert (x.shape, x_test.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
+    assert torch.bincount(y).tolist() == [6000] * 10
+    assert torch.bincount(y_test).tolist() == [1000] * 10
+
+
+def test_the_standard_error_is_of_the_mean() -> None:
+    assert tables.standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0)

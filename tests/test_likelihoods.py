@@ -1,0 +1,253 @@
+"""Expectations of the log-likelihood against quadrature of high order, torch.distributions and sampling."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributions as dist
+
+import varprop as vp
+from varprop import likelihoods
+from varprop.likelihoods import check_target
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def expectation(g, f: vp.Gaussian, nodes: int = 45) -> Tensor:
+    """E g(f) for independent entries in the last dimension, up to three, by a product of Gauss-Hermite rules."""
+    x, w = (torch.tensor(a) for a in np.polynomial.hermite_e.hermegauss(nodes))
+    w, k = w / w.sum(), f.shape[-1]
+    grid = torch.cartesian_prod(*(x,) * k).view(-1, *(1,) * (f.mean.dim() - 1), k)
+    weights = torch.cartesian_prod(*(w,) * k).view(-1, k).prod(1)
+    return torch.einsum("n,n...->...", weights, g(f.mean + f.var.sqrt() * grid))
+
+
+def output(*shape: int, scale: float = 1.0, seed: int = 0) -> vp.Gaussian:
+    generator = torch.Generator().manual_seed(seed)
+    return vp.Gaussian(torch.randn(shape, generator=generator), scale * torch.rand(shape, generator=generator))
+
+
+# --------------------------------------------------------------------------------------------------------------- Normal
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_normal_is_the_expectation_of_the_log_density(outputs):
+    f, y = output(4, 3), torch.randn(4, 3)
+    likelihood = likelihoods.Normal(2.5, outputs)
+    if outputs == 3:
+        likelihood.update(torch.tensor([0.3, 1.0, 2.0]))
+    expected = expectation(lambda a: dist.Normal(a, likelihood.precision**-0.5).log_prob(y), f, nodes=20)
+    torch.testing.assert_close(likelihood.expected_log_prob(f, y), expected)
+    torch.testing.assert_close(likelihood.log_prob(f.mean, y), dist.Normal(f.mean, likelihood.precision**-0.5).log_prob(y))
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_normal_update_is_the_optimum_of_the_precision(outputs):
+    f, y = output(50, 2), torch.randn(50, 2) * torch.tensor([1.0, 3.0])
+    likelihood = likelihoods.Normal(outputs=outputs)
+    likelihood.update(likelihood.statistic(f, y))
+    square = (y - f.mean) ** 2 + f.var
+    torch.testing.assert_close(1 / likelihood.precision, square.mean(0) if outputs == 2 else square.mean().view(1))
+    likelihood.precision = likelihood.precision.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(likelihood.expected_log_prob(f, y).sum(), likelihood.precision)
+    torch.testing.assert_close(gradient, torch.zeros(outputs), rtol=0, atol=1e-9)
+
+
+def test_normal_statistic_of_equal_batches_averages_to_the_whole():
+    f, y, likelihood = output(12, 2), torch.randn(12, 2), likelihoods.Normal(outputs=2)
+    parts = [likelihood.statistic(f.map(lambda t, i=i: t[i : i + 4]), y[i : i + 4]) for i in (0, 4, 8)]
+    torch.testing.assert_close(torch.stack(parts).mean(0), likelihood.statistic(f, y))
+    torch.testing.assert_close(likelihood.statistic(f.mean, y), ((f.mean - y) ** 2).mean(0))
+
+
+def test_normal_update_survives_a_perfect_fit():
+    likelihood = likelihoods.Normal()
+    likelihood.update(likelihood.statistic(torch.ones(3, 1), torch.ones(3, 1)))
+    assert likelihood.precision.isfinite().all()
+
+
+@pytest.mark.parametrize("precision", [0.0, -1.0, math.nan, math.inf])
+def test_normal_refuses_a_precision_that_is_not_positive(precision):
+    with pytest.raises(ValueError, match="precision must be positive"):
+        likelihoods.Normal(precision)
+
+
+# ------------------------------------------------------------------------------------------------------ heteroscedastic
+
+
+def test_heteroscedastic_is_the_expectation_of_the_log_density():
+    f, y = output(6, 2), torch.randn(6, 1)
+    expected = expectation(lambda a: dist.Normal(a[..., :1], torch.exp(a[..., 1:] / 2)).log_prob(y), f)
+    torch.testing.assert_close(likelihoods.HeteroscedasticNormal().expected_log_prob(f, y), expected)
+
+
+def test_heteroscedastic_takes_means_first_and_then_log_variances():
+    f, y = output(5, 4), torch.randn(5, 2)
+    likelihood = likelihoods.HeteroscedasticNormal()
+    torch.testing.assert_close(likelihood.log_prob(f.mean, y), dist.Normal(f.mean[:, :2], torch.exp(f.mean[:, 2:] / 2)).log_prob(y))
+    p = likelihood.predictive(f)
+    torch.testing.assert_close(p.mean, f.mean[:, :2])
+    torch.testing.assert_close(p.epistemic, f.var[:, :2])
+    torch.testing.assert_close(p.aleatoric, expectation(torch.exp, f.map(lambda t: t[:, 2:])))
+
+
+@pytest.mark.parametrize("log", [-1e4, 1e4])
+def test_heteroscedastic_is_finite_far_away(log):
+    f = vp.Gaussian(torch.tensor([[0.0, log]]).requires_grad_(), torch.tensor([[1.0, 50.0]]))
+    value = likelihoods.HeteroscedasticNormal().expected_log_prob(f, torch.ones(1, 1))
+    (gradient,) = torch.autograd.grad(value.sum(), f.mean)
+    assert value.isfinite().all()
+    assert gradient.isfinite().all()
+    assert likelihoods.HeteroscedasticNormal().predictive(f).var.isfinite().all()
+
+
+def test_heteroscedastic_needs_two_outputs_for_each_target():
+    with pytest.raises(ValueError, match="two outputs for each target"):
+        likelihoods.HeteroscedasticNormal().target_shape(output(4, 3))
+
+
+# ---------------------------------------------------------------------------------------------------------- Categorical
+
+
+def lse_error(scale: float) -> Tensor:
+    f, y = output(30, 3, scale=scale), torch.arange(30) % 3
+    exact = expectation(lambda a: a.log_softmax(-1), f, nodes=24).gather(1, y.unsqueeze(1)).squeeze(1)
+    return (likelihoods.Categorical().expected_log_prob(f, y) - exact).abs()
+
+
+def test_categorical_expectation_is_right_to_second_order():
+    assert lse_error(0.01).max() < 1e-5
+    assert lse_error(0.01).mean() / lse_error(0.005).mean() == pytest.approx(4, abs=0.2)
+    assert lse_error(1.0).max() < 0.03
+
+
+def test_categorical_expectation_of_a_map_of_classes():
+    f, y = output(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
+    value = likelihoods.Categorical().expected_log_prob(f, y)
+    assert value.shape == (2, 4, 5)
+    column = f.map(lambda t: t[:, :, 1, 2])
+    torch.testing.assert_close(value[:, 1, 2], likelihoods.Categorical().expected_log_prob(column, y[:, 1, 2]))
+
+
+def test_categorical_log_prob_is_the_categorical_of_torch():
+    f, y = torch.randn(6, 4), torch.randint(4, (6,))
+    torch.testing.assert_close(likelihoods.Categorical().log_prob(f, y), dist.Categorical(logits=f).log_prob(y))
+
+
+def test_categorical_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="approximation must be"):
+        likelihoods.Categorical("exact")
+    with pytest.raises(ValueError, match="samples must be"):
+        likelihoods.Categorical("samples", samples=0)
+    with pytest.raises(ValueError, match="integers"):
+        likelihoods.Categorical().log_prob(torch.randn(2, 3), torch.tensor([0.0, 1.0]))
+
+
+# --------------------------------------------------------------------------------------------------------------- probit
+
+
+def exact_probit(f: vp.Gaussian, y: Tensor, k: float = 1.0) -> Tensor:
+    return expectation(lambda a: torch.special.log_ndtr(k * torch.where(y > 0, a, -a)), f, nodes=150)
+
+
+@pytest.mark.parametrize("kind", [likelihoods.Bernoulli, likelihoods.MultiLabel])
+def test_probit_quadrature(kind):
+    f, y = output(40, 1, scale=4.0), (torch.arange(40) % 2).view(40, 1).double()
+    torch.testing.assert_close(kind().expected_log_prob(f, y), exact_probit(f, y), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(kind().log_prob(f.mean, y), dist.Normal(0.0, 1.0).cdf((2 * y - 1) * f.mean).log())
+
+
+def test_probit_bounds_lie_below_in_their_order():
+    f, y = output(40, 1, scale=2.0), (torch.arange(40) % 2).view(40, 1)
+    bound, paper = (likelihoods.Bernoulli(e).expected_log_prob(f, y) for e in ("bound", "paper"))
+    assert (bound <= exact_probit(f, y)).all()
+    # The paper's margin has unit noise, which makes the link Φ(f/√2); its tight bound is log Φ(m/√2) - v/4.
+    k = math.sqrt(0.5)
+    sign = 2 * y - 1
+    torch.testing.assert_close(paper, torch.special.log_ndtr(sign * k * f.mean) - f.var / 2)
+    assert (paper <= exact_probit(f, y, k) - f.var / 4 + 1e-9).all()
+
+
+def test_papers_bound_is_the_integral_over_the_latent_margin():
+    """L_clsf = log ∫ Φ(t y) exp(E log N(y | f, 1)) dy, for t = ±1."""
+    m, v = 0.4, 0.8
+    grid = torch.linspace(-14, 14, 20_001)
+    for t in (-1.0, 1.0):
+        inside = torch.special.ndtr(t * grid) * torch.exp(-0.5 * (math.log(2 * math.pi) + (grid - m) ** 2 + v))
+        expected = torch.trapezoid(inside, grid).log().item()
+        f, y = vp.Gaussian(torch.tensor([[m]]), torch.tensor([[v]])), torch.tensor([[(t + 1) / 2]])
+        assert likelihoods.Bernoulli("paper").expected_log_prob(f, y).item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_probit_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="expectation must be"):
+        likelihoods.Bernoulli("exact")
+    with pytest.raises(ValueError, match="one output"):
+        likelihoods.Bernoulli().target_shape(output(4, 2))
+
+
+# ------------------------------------------------------------------------------------------------------- a user's own
+
+
+class Poisson(likelihoods.Likelihood):
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        return y * f - f.exp() - torch.lgamma(y + 1)
+
+
+def test_own_likelihood_by_quadrature():
+    f, y = output(8, 2), torch.randint(5, (8, 2)).double()
+    closed = y * f.mean - torch.exp(f.mean + f.var / 2) - torch.lgamma(y + 1)
+    torch.testing.assert_close(Poisson().expected_log_prob(f, y), closed)
+
+
+def test_own_likelihood_trains_and_predicts():
+    net = vp.variational(nn.Linear(3, 1), logvar=-3.0)
+    elbo = vp.ELBO(net, vp.VBP, Poisson(), vp.priors.Normal(), n_data=5)
+    x, y = torch.randn(5, 3), torch.randint(4, (5, 1)).double()
+    elbo(x, y).backward()
+    assert net.weight_logvar.grad.abs().sum() > 0
+    assert elbo.predict(x).log_prob(y).shape == (5,)
+
+
+# ------------------------------------------------------------------------------------------------------------- for all
+
+
+ALL = {
+    "Normal": (likelihoods.Normal(0.7), 2, torch.randn(4, 2)),
+    "HeteroscedasticNormal": (likelihoods.HeteroscedasticNormal(), 4, torch.randn(4, 2)),
+    "Categorical": (likelihoods.Categorical(), 3, torch.tensor([0, 1, 2, 1])),
+    "Bernoulli": (likelihoods.Bernoulli(), 1, torch.tensor([[0], [1], [1], [0]])),
+    "Bernoulli bound": (likelihoods.Bernoulli("bound"), 1, torch.tensor([[0], [1], [1], [0]])),
+    "MultiLabel": (likelihoods.MultiLabel(), 3, torch.randint(2, (4, 3))),
+    "Poisson": (Poisson(), 2, torch.randint(5, (4, 2)).double()),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_without_variance_the_expectation_is_the_log_likelihood(name):
+    likelihood, outputs, y = ALL[name]
+    m = torch.randn(4, outputs)
+    y = y.to(m) if y.is_floating_point() else y
+    torch.testing.assert_close(likelihood.expected_log_prob(vp.Gaussian(m, torch.zeros_like(m)), y), likelihood.log_prob(m, y))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_right_target_is_taken_and_one_that_would_broadcast_is_refused(name):
+    likelihood, outputs, y = ALL[name]
+    f = output(4, outputs)
+    check_target(likelihood, f, y)
+    check_target(likelihood, f.mean, y)
+    for wrong in (y.unsqueeze(-1), y[:3], y[:1], y.flatten() if y.dim() > 1 else y.view(2, 2)):
+        with pytest.raises(ValueError, match=r"target has shape .* reshape"):
+            check_target(likelihood, f, wrong)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_are_those_of_finite_differences(name):
+    likelihood, outputs, y = ALL[name]
+    f = output(4, outputs)
+    y = y.to(f.mean) if y.is_floating_point() else y
+    inputs = (f.mean.requires_grad_(), (f.var + 0.1).requires_grad_())
+    assert torch.autograd.gradcheck(lambda m, v: likelihood.expected_log_prob(vp.Gaussian(m, v), y), inputs)

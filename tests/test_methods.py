@@ -1,0 +1,258 @@
+"""Every row of every table, against sampling of the real torch layer and on its edges."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from varprop.gaussian import Gaussian
+
+from . import cases
+from .cases import Case
+from .sampling import assert_agrees, difference
+
+MOMENT_METHODS = [vp.VBP, vp.vbp(slope=10.0), vp.DVI]
+by_name = {"ids": lambda method: method.name}
+
+
+def close(a: Gaussian, b: Gaussian, **tolerance: float) -> None:
+    torch.testing.assert_close(a.mean, b.mean, check_dtype=False, **tolerance)
+    torch.testing.assert_close(a.var, b.var, check_dtype=False, **tolerance)
+
+
+# -------------------------------------------------------------------------------------------------- against sampling
+
+
+@pytest.mark.parametrize(**cases.ids([*cases.SHARED, *cases.PIECEWISE, *cases.MAXIMA]))
+def test_dvi_agrees_with_sampling_of_the_layer(case: Case) -> None:
+    module, x = case.build()
+    assert_agrees(vp.DVI, module, x.mean if case.certain_input else x)
+
+
+@pytest.mark.parametrize(**cases.ids(cases.SHARED))
+def test_vbp_and_dvi_share_all_rows_but_the_gates_and_the_maxima(case: Case) -> None:
+    module, x = case.build()
+    close(vp.VBP(module, x), vp.DVI(module, x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("posterior", ["factored", "horseshoe"])
+@pytest.mark.parametrize(**cases.ids(cases.AFFINE))
+def test_other_posteriors_agree_with_sampling(case: Case, posterior: str) -> None:
+    torch.manual_seed(0)
+    module = vp.variational(case.make().double(), logvar=-2.0, posterior=posterior, biases=True)
+    x = Gaussian(torch.randn(case.shape).double(), torch.rand(case.shape).double())
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "logvar" in name or "scales" in name:
+                parameter += 0.3 * torch.randn_like(parameter)
+    assert_agrees(vp.DVI, module, x.mean if case.certain_input else x, samples=40_000)
+
+
+@pytest.mark.parametrize("slope", [0.3, 2.0, float("inf")])
+@pytest.mark.parametrize(**cases.ids(cases.PIECEWISE))
+def test_gates_agree_with_sampling_of_independent_gates(case: Case, slope: float) -> None:
+    """VBP's own model: the piece is drawn from the softmax of log-odds linear in E[x], whatever x turns out to be."""
+    module, x = case.build()
+    pieces = vp.methods.moments.piecewise(module)
+    if slope == 2.0 and max(map(abs, pieces.knots)) > 1:
+        pytest.skip("the far piece is too rare to be sampled")
+    n = 40_000
+    values = x.sample((n,))
+    odds = torch.stack([torch.zeros_like(x.mean), *(x.mean - knot for knot in pieces.knots)]).cumsum(0)
+    chances = (
+        (slope * odds).softmax(0) if slope < float("inf") else nn.functional.one_hot(odds.argmax(0), len(odds)).movedim(-1, 0).double()
+    )
+    piece = torch.distributions.Categorical(probs=chances.movedim(0, -1)).sample((n,))
+    samples = torch.stack([_line(module, values, k, len(odds)) for k in range(len(odds))]).gather(0, piece.unsqueeze(0)).squeeze(0)
+    assert not (wrong := difference(vp.vbp(slope)(module, x), samples.detach())), wrong
+
+
+def _line(module: nn.Module, x: torch.Tensor, k: int, n: int) -> torch.Tensor:
+    """Piece k of the torch activation, continued: found from its value and its slope in the middle of the piece."""
+    knots = vp.methods.moments.piecewise(module).knots
+    ends = [knots[0] - 2.0, *knots, knots[-1] + 2.0]
+    middle = torch.full_like(x[0], (ends[k] + ends[k + 1]) / 2).requires_grad_()
+    value = module(middle)
+    (slope,) = torch.autograd.grad(value.sum(), middle)
+    return value.detach() + slope * (x - middle.detach())
+
+
+@pytest.mark.parametrize(**cases.ids(cases.AFFINE))
+def test_local_reparametrisation_has_the_layers_moments(case: Case) -> None:
+    module, x = case.build()
+    with torch.no_grad():
+        samples = torch.vmap(lambda _: vp.LOCAL_REPARAM(module, x.mean), randomness="different")(torch.zeros(10_000))
+    assert not (wrong := difference(vp.VBP(module, x.mean), samples)), wrong
+
+
+def test_max_pooling_of_vbp_takes_the_winner_with_its_variance() -> None:
+    x = Gaussian(torch.tensor([[[1.0, 3.0, 2.0, -1.0]]]), torch.tensor([[[9.0, 0.1, 5.0, 7.0]]]))
+    out = vp.VBP(nn.MaxPool1d(2), x)
+    assert out.mean.flatten().tolist() == [3.0, 2.0]
+    assert out.var.flatten().tolist() == pytest.approx([0.1, 5.0])
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.MaxPool2d(2, 1, dilation=2)])
+def test_max_pooling_of_vbp_picks_the_variance_where_torch_finds_the_maximum(pool: nn.MaxPool2d) -> None:
+    x = Gaussian(torch.randn(2, 3, 7, 7), torch.rand(2, 3, 7, 7))
+    tagged = {(m.item(), v.item()) for m, v in zip(x.mean.flatten(), x.var.flatten(), strict=True)}
+    out = vp.VBP(pool, x)
+    torch.testing.assert_close(out.mean, pool(x.mean))
+    assert all((m.item(), v.item()) in tagged for m, v in zip(out.mean.flatten(), out.var.flatten(), strict=True))
+
+
+@pytest.mark.parametrize("method", MOMENT_METHODS, **by_name)
+def test_a_list_of_modules_is_run_in_order(method: vp.Method) -> None:
+    layers = [vp.variational(nn.Linear(3, 4)), nn.ReLU(), vp.variational(nn.Linear(4, 2))]
+    x = torch.randn(5, 3)
+    close(method(nn.ModuleList(layers), x), method(nn.Sequential(*layers), x), rtol=0, atol=0)
+
+
+# -------------------------------------------------------------------------------------------------------- on the edges
+
+
+@pytest.mark.parametrize("method", MOMENT_METHODS, **by_name)
+@pytest.mark.parametrize(**cases.ids([c for c in cases.ALL if not c.training]))
+def test_without_variance_the_layer_itself_remains(case: Case, method: vp.Method) -> None:
+    module, x = case.build(logvar=-200.0)
+    if method.slope == 10.0 and case in cases.PIECEWISE:
+        pytest.skip("a soft gate is random by itself")
+    certain = Gaussian(x.mean, torch.zeros_like(x.var))
+    out, expected = method(module, certain), module(x.mean)
+    torch.testing.assert_close(out.mean, expected)
+    torch.testing.assert_close(out.var, torch.zeros_like(expected), rtol=0, atol=1e-28)
+
+
+@pytest.mark.parametrize("method", [vp.VBP, vp.DVI, vp.DETERMINISTIC], **by_name)
+@pytest.mark.parametrize(**cases.ids([c for c in cases.ALL if not c.training and c not in cases.AFFINE]))
+def test_a_certain_input_stays_a_tensor_where_no_weight_is_random(case: Case, method: vp.Method) -> None:
+    module = case.make().double().eval()
+    x = torch.randn(case.shape).double()
+    out = method(module, x)
+    assert isinstance(out, torch.Tensor)
+    torch.testing.assert_close(out, module(x))
+
+
+@pytest.mark.parametrize("method", MOMENT_METHODS, **by_name)
+@pytest.mark.parametrize(**cases.ids(cases.ALL))
+def test_extreme_values_stay_finite_in_value_and_gradient(case: Case, method: vp.Method) -> None:
+    module, _ = case.build(torch.float32)
+    module = copy.deepcopy(module)
+    for mean, var in [(0.0, 0.0), (0.0, 1e-38), (1e4, 0.0), (-1e4, 1e-30), (-1e4, 1e8), (30.0, 1e-6), (1e4, 1e4), (-6.0, 1.0), (0.0, 1e8)]:
+        m = torch.full(case.shape, mean, requires_grad=True)
+        v = torch.full(case.shape, var, requires_grad=True)
+        out = method(module, Gaussian(m, v))
+        assert torch.isfinite(out.mean).all(), (mean, var)
+        assert torch.isfinite(out.var).all(), (mean, var)
+        assert (out.var >= 0).all(), (mean, var)
+        (out.mean.sum() + out.var.sum()).backward()
+        assert torch.isfinite(m.grad).all(), (mean, var)
+        assert torch.isfinite(v.grad).all(), (mean, var)
+
+
+@pytest.mark.parametrize("method", MOMENT_METHODS, **by_name)
+@pytest.mark.parametrize(**cases.ids(cases.ALL))
+def test_gradients_are_those_of_finite_differences(case: Case, method: vp.Method) -> None:
+    module, x = case.build()
+    leaves = [t.detach().requires_grad_() for t in (x.mean, x.var)]
+    torch.autograd.gradcheck(lambda m, v: (lambda g: (g.mean, g.var))(method(module, Gaussian.of(m, v))), leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("method", MOMENT_METHODS, **by_name)
+@pytest.mark.parametrize(**cases.ids(cases.ALL))
+def test_float32_is_close_to_float64(case: Case, method: vp.Method) -> None:
+    module, x = case.build(torch.float32)
+    double = copy.deepcopy(module).double()
+    close(method(module, x), method(double, x.map(torch.Tensor.double)), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("method", MOMENT_METHODS, **by_name)
+@pytest.mark.parametrize(**cases.ids(cases.ALL))
+def test_compiled_without_a_break_equals_eager(case: Case, method: vp.Method) -> None:
+    module, x = case.build()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda m, v: method(module, Gaussian.of(m, v)), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        close(compiled(x.mean, x.var), method(module, x))
+
+
+# ------------------------------------------------------------------------------------------------------------ as tables
+
+
+class Double(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def test_an_unknown_module_is_named_with_the_method_and_the_line_that_helps() -> None:
+    with pytest.raises(vp.NoRuleError, match=r"VBP has no rule for .*test_methods\.Double; .*`method \| \{Double: rule\}`"):
+        vp.VBP(nn.Sequential(Double()), torch.ones(1))
+
+
+def test_a_user_adds_a_rule() -> None:
+    method = vp.DVI | {Double: lambda method, module, x: x * 2.0}
+    x = Gaussian(torch.ones(2, 3), torch.ones(2, 3))
+    assert_agrees(method, Double(), x)
+    assert Double not in vp.DVI.rules
+
+
+def test_a_subclass_that_keeps_forward_keeps_the_rule_and_one_that_changes_it_does_not() -> None:
+    class Same(nn.Linear):
+        pass
+
+    class Other(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).square()
+
+    assert isinstance(vp.VBP(vp.variational(Same(2, 2)), torch.ones(1, 2)), Gaussian)
+    with pytest.raises(vp.NoRuleError, match="Other"):
+        vp.VBP(vp.variational(Other(2, 2)), torch.ones(1, 2))
+
+
+def test_sampling_methods_refuse_random_weights_that_they_would_not_see() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    with pytest.raises(vp.NoRuleError, match=r"LOCAL_REPARAM .* Wrapper, which has random weights inside"):
+        vp.LOCAL_REPARAM(vp.variational(Wrapper()), torch.ones(1, 2))
+
+
+def test_the_plain_network_refuses_an_input_with_variance() -> None:
+    with pytest.raises(vp.NoRuleError, match="DETERMINISTIC carries no variance"):
+        vp.DETERMINISTIC(nn.Linear(2, 2), Gaussian(torch.ones(1, 2), torch.ones(1, 2)))
+
+
+def test_local_reparametrisation_draws_a_random_input() -> None:
+    x = Gaussian(torch.zeros(1, 1), torch.ones(1, 1))
+    net = nn.Sequential(nn.Identity(), nn.ReLU())
+    samples = torch.stack([vp.LOCAL_REPARAM(net, x) for _ in range(5_000)])
+    assert not (wrong := difference(vp.DVI(net, x), samples)), wrong
+
+
+@pytest.mark.parametrize("slope", [0.0, -1.0, float("nan")])
+def test_a_slope_must_be_positive(slope: float) -> None:
+    with pytest.raises(ValueError, match="slope must be positive"):
+        vp.vbp(slope)
+
+
+@pytest.mark.parametrize("method", [*vp.METHODS.values(), vp.vbp(3.0)], **by_name)
+def test_methods_pickle(method: vp.Method) -> None:
+    again = pickle.loads(pickle.dumps(method))
+    net = vp.variational(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
+    x = torch.randn(4, 2)
+    torch.manual_seed(0)
+    first = method(net, x)
+    torch.manual_seed(0)
+    second = again(net, x)
+    pairs = zip(*((f.mean, f.var) if isinstance(f, Gaussian) else (f, f) for f in (first, second)), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
