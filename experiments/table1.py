@@ -203,13 +203,9 @@ def run(row: str, name: str, splits: int | None, epochs: int | None, seed: int, 
     numbers = tuple(range(data.SPLITS[name] if splits is None else min(splits, data.SPLITS[name])))
     configuration = {"row": row, "dataset": name, "splits": len(numbers), "seed": seed}
     if isinstance(recipe, Recipe):
-<<<<<<< HEAD
         configuration |= {"epochs": epochs or recipe.epochs_for(name), "batch_size": BATCH[name], **recipe.describe()}
-=======
-        configuration |= {"epochs": epochs or recipe.epochs_for(name), "batch_size": BATCH[name], "recipe": recipe.describe()}
     elif epochs:
         configuration["epochs"] = epochs
->>>>>>> pbp
     path = out / row / f"{name}.json"
     if cells.finished(path, configuration):
         return

@@ -31,6 +31,7 @@ ROWS = (
     "vbp-gates",
     "vbp-eb",
     "vbp-hetero",
+    "vbp-hetero-gates",
     "vbp-hetero-eb",
     "dvi-hetero",
     "vbp-ensemble",
