@@ -15,7 +15,7 @@ import varprop as vp
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
 def load(name: str) -> ModuleType:
