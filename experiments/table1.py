@@ -135,11 +135,12 @@ def scores(p: Regression, splits: data.Splits, k: int) -> Scores:
 def filtered(splits: data.Splits, epochs: int | None, seed: int) -> list[Result]:
     """Probabilistic backpropagation in double precision, 40 epochs unless told otherwise; a visit takes one row of every split."""
     start = time.perf_counter()
-    hidden, features = (100 if splits.name == "protein" else 50), splits.x.shape[2]
+    epochs = epochs or 40
+    hidden, (count, n, features) = (100 if splits.name == "protein" else 50), splits.x.shape
     net = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1)).double()
-    count, generator = len(splits.numbers), torch.Generator().manual_seed(seed)
-    pbp = vp.AssumedDensityFilter(vp.variational(net, biases=True), replicas=count, generator=generator, compile=True)
-    pbp.fit(splits.x, splits.y, epochs or 40)
+    generator = torch.Generator().manual_seed(seed)
+    pbp = vp.AssumedDensityFilter(vp.variational(net, biases=True), replicas=count, generator=generator, compile=epochs * n > 4000)
+    pbp.fit(splits.x, splits.y, epochs)
     seconds = (time.perf_counter() - start) / count
     # With one hidden layer the moments are exact.
     return [Result(scores(pbp.predict(splits.x_test[k].double(), replica=k), splits, k), None, seconds) for k in range(count)]

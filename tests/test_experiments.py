@@ -93,6 +93,13 @@ def test_a_heteroscedastic_network_starts_where_the_settled_one_was() -> None:
 
 
 @pytest.mark.usefixtures("without_files")
+def test_the_row_of_pbp_filters_every_split() -> None:
+    first, second = table1.filtered(data.regression("yacht", (0, 1)), 1, 0)
+    assert first.own != second.own
+    assert np.isfinite([*first.own.values(), *second.own.values()]).all()
+
+
+@pytest.mark.usefixtures("without_files")
 def test_an_inner_split_leaves_the_test_part_alone() -> None:
     splits = data.regression("yacht", (3,))
     inner = splits.inner()
