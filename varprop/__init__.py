@@ -6,6 +6,7 @@ from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import posteriors, variational
+from .report import report
 from .training import fit
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __all__ = [
     "predictive",
     "priors",
     "replicas",
+    "report",
     "variational",
     "vbp",
 ]

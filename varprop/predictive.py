@@ -189,6 +189,33 @@ class RegressionMixture(Mixture, Regression):
         return (low + high) / 2
 
 
+def concatenate(parts: Sequence[Predictive]) -> Predictive:
+    """Predictions for the parts of a data set, as one for all of it.
+
+    >>> part = NormalPredictive(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2, 1))
+    >>> concatenate([part, part]).mean.shape
+    torch.Size([4, 1])
+    """
+    first: Any = parts[0]
+    return type(first)(*(_join([getattr(p, field.name) for p in parts]) for field in fields(first)))
+
+
+def _join(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(values))
+    if isinstance(first, Gaussian):
+        return Gaussian.of(_join([v.mean for v in values]), _join([v.var for v in values]))
+    if isinstance(first, Sequence):
+        return [concatenate(components) for components in zip(*values, strict=True)]
+    return first
+
+
+def two_classes(p: LabelPredictive) -> ClassPredictive:
+    """Every label as a case of its own, with the classes off and on."""
+    return ClassPredictive(torch.stack([p.complement.flatten(), p.probs.flatten()], 1), p.expected_entropy.flatten())
+
+
 def _average(components: Sequence[Predictive], name: str) -> Tensor:
     return torch.stack([getattr(p, name) for p in components]).mean(0)
 
