@@ -118,20 +118,23 @@ def diagonal(name: str, curve: tuple[np.ndarray, np.ndarray], labels: tuple[str,
     return figure(name, f"{labels[1].capitalize()} against {labels[0]}; the largest gap is {gap:.3f}.", caption, draw, SMALL)
 
 
-def pit_histogram(shares: np.ndarray, n: int) -> Figure:
+def pit_histogram(shares: np.ndarray, caption: str, n: int | None = None) -> Figure:
+    """Shares of the transform in equal bins, with a band for the chance of n draws."""
     k = len(shares)
-    spread = 2 * np.sqrt((1 / k) * (1 - 1 / k) / n) * k
 
     def draw(axes: Axes) -> None:
         axes.bar((np.arange(k) + 0.5) / k, shares * k, width=0.92 / k, color=BLUE)
-        axes.axhspan(1 - spread, 1 + spread, color=GREY, alpha=0.3, lw=0)
+        if n is not None:
+            spread = 2 * np.sqrt((k - 1) / n)
+            axes.axhspan(1 - spread, 1 + spread, color=GREY, alpha=0.3, lw=0)
         axes.axhline(1, color=INK, lw=0.9, ls="--")
         axes.set(xlabel="probability integral transform", ylabel="density", xlim=(0, 1))
+        axes.set_ylim(bottom=0)
 
     return figure(
         "pit",
         f"Histogram of the probability integral transform; its density goes from {shares.min() * k:.2f} to {shares.max() * k:.2f}.",
-        "Flat if calibrated (the band is two standard errors). A hump: predictions too wide; a bowl: too narrow; a slope: biased.",
+        caption,
         draw,
         SMALL,
     )

@@ -61,7 +61,11 @@ def classification(c: Classes) -> dict[str, list[Figure]]:
                 "Share of cases whose class is in the set of likeliest classes that holds the nominal probability (the last class of a set "
                 "counts in part). Above the line the probabilities are too cautious, below too bold.",
             ),
-            pit_histogram(np.diff(covered), len(c.y)),
+            pit_histogram(
+                np.diff(covered),
+                "The same, level by level: how much of the truth falls at each level of the sets. Flat if calibrated; falling: too "
+                "cautious; rising: too bold.",
+            ),
         ],
         "uncertainty": [_rejection(c), _parts(c, "epistemic", c.mutual_information), _parts(c, "aleatoric", c.expected_entropy)],
     }

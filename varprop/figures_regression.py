@@ -49,7 +49,11 @@ def regression(n: Numbers) -> dict[str, list[Figure]]:
                 ("nominal level", "coverage"),
                 "Share of the targets inside central intervals of each level. Above the line the intervals are too wide, below too narrow.",
             ),
-            pit_histogram(np.histogram(n.pit, BINS * 2, (0, 1))[0] / len(n.pit), len(n.pit)),
+            pit_histogram(
+                np.histogram(n.pit, BINS * 2, (0, 1))[0] / len(n.pit),
+                "Flat if calibrated (the band is two standard errors). A hump: predictions too wide; a bowl: too narrow; a slope: biased.",
+                len(n.pit),
+            ),
         ],
         "uncertainty": [_error_against_std(n), _variance_parts(n)],
     }
