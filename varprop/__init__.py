@@ -4,6 +4,7 @@ from . import functional, likelihoods, metrics, predictive, priors, replicas
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
+from .modelfile import ModelFileError, load, save
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import posteriors, variational
 from .report import report
@@ -23,17 +24,20 @@ __all__ = [
     "Gaussian",
     "LogMarginal",
     "Method",
+    "ModelFileError",
     "NoRuleError",
     "Terms",
     "fit",
     "functional",
     "likelihoods",
+    "load",
     "metrics",
     "posteriors",
     "predictive",
     "priors",
     "replicas",
     "report",
+    "save",
     "variational",
     "vbp",
 ]
