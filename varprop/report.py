@@ -105,6 +105,8 @@ class Trial:
 
 
 def _trial(model: Any, x: Any, y: Any) -> Trial:
+    if hasattr(model, "trial"):
+        return model.trial(x, y)
     if not isinstance(model, ELBO):
         raise TypeError(f"report: model must be an ELBO or a fitted estimator, got {type(model).__name__}.")
     x, y = torch.as_tensor(x), torch.as_tensor(y)
