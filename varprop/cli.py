@@ -85,7 +85,9 @@ def fit(
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
     task: Annotated[Task, typer.Option(help="auto: text, and whole numbers with at most 10 values, are classes.")] = Task.auto,
     method: Annotated[MethodName, typer.Option(help="How mean and variance pass through the network.")] = MethodName.vbp,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 100,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the data; by default enough for its size.", show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
     holdout: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of the rows kept out of training to judge it.")] = 0.1,
     ignore: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be given several times.", show_default=False)] = None,
@@ -98,21 +100,19 @@ def fit(
     """
     _check_free(out, overwrite, is_folder=True)
     from . import metrics, tabular
-    from .table import TableError, read
+    from .table import Encoder, check_present, read
 
     began = time.perf_counter()
     table = read(data)
-    for name in (target, *(ignore or ())):
-        if name not in table:
-            raise TableError(
-                f"{data} has no column {name!r}; it has {', '.join(map(repr, table.columns[:10]))}{', …' * (len(table.columns) > 10)}."
-            )
+    check_present(data, table.columns, (target, *(ignore or ())))
     table = table.drop(columns=list(ignore or ()))
     column = tabular.Target.fit(table[target], task.value)
-    shuffled = table.sample(frac=1, random_state=seed)
-    held_out, training = shuffled.iloc[: round(holdout * len(table))], shuffled.iloc[round(holdout * len(table)) :]
+    # Of the whole table, so that a category of the rows held out is known; no target is looked at.
+    encoder = Encoder.fit(table.drop(columns=target))
+    training, held_out = tabular.split(table, column, holdout, seed)
     read_by = time.perf_counter()
-    model = tabular.train(training, column, method=method.value, epochs=epochs, seed=seed, progress=False if quiet else None)
+    options = {"method": method.value, "epochs": epochs or "auto", "random_state": seed}
+    model = tabular.train(training, column, encoder, verbose=not quiet and Console(stderr=True).is_terminal, **options)
     trained_by = time.perf_counter()
     model.save(out)
     rows = {

@@ -70,7 +70,7 @@ def learning_curves(history: pd.DataFrame) -> list[Figure]:
     epochs = history["epoch"] if "epoch" in history else np.arange(len(history))
 
     def fit(axes: Axes) -> None:
-        series = {"ELBO": -history["loss"], "data fit": history["data_fit"], "validation": history.get("validation")}
+        series = {"ELBO": -history["loss"], "data fit": history.get("data_fit"), "validation": history.get("validation")}
         for label, values in series.items():
             if values is not None:
                 axes.plot(epochs, values, label=label, marker="." if len(history) < 3 else None)
@@ -85,21 +85,19 @@ def learning_curves(history: pd.DataFrame) -> list[Figure]:
         axes.plot(epochs, history["kl"], color=GREEN, marker="." if len(history) < 3 else None)
         axes.set(xlabel="epoch", ylabel="KL(q || p), nats")
 
-    return [
+    curves = [
         figure(
             "learning",
             f"Learning curves over {len(history)} epochs; the ELBO ends at {-history['loss'].iloc[-1]:.3g} nats per data point.",
             "The bound on the evidence and its data fit, per data point; where part of the data was held out, its predictive "
             "log-likelihood. Higher is better.",
             fit,
-        ),
-        figure(
-            "divergence",
-            f"Divergence of the weights over {len(history)} epochs; it ends at {history['kl'].iloc[-1]:.4g} nats.",
-            "Divergence of the posterior from the prior: how much the weights have learned.",
-            kl,
-        ),
+        )
     ]
+    if "kl" in history:
+        alt = f"Divergence of the weights over {len(history)} epochs; it ends at {history['kl'].iloc[-1]:.4g} nats."
+        curves.append(figure("divergence", alt, "Divergence of the posterior from the prior: how much the weights have learned.", kl))
+    return curves
 
 
 # ---------------------------------------------------------------------------------------------------------- calibration

@@ -211,6 +211,20 @@ def _join(values: Sequence[Any]) -> Any:
     return first
 
 
+def rescaled(p: Predictive, mean: Tensor | float, scale: Tensor | float) -> Predictive:
+    """The prediction of scale · y + mean, from one of numbers y.
+
+    >>> p = NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+    >>> rescaled(p, 5.0, 2.0).interval(0.9)
+    (tensor([[1.7103]]), tensor([[8.2897]]))
+    """
+    if isinstance(p, RegressionMixture):
+        return mixture([rescaled(component, mean, scale) for component in p.components])
+    if not isinstance(p, NormalPredictive):
+        raise TypeError(f"rescaled: needs a normal prediction or a mixture of normal ones, got {type(p).__name__}.")
+    return NormalPredictive(p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)
+
+
 def two_classes(p: LabelPredictive) -> ClassPredictive:
     """Every label as a case of its own, with the classes off and on."""
     return ClassPredictive(torch.stack([p.complement.flatten(), p.probs.flatten()], 1), p.expected_entropy.flatten())

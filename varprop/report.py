@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from . import attribution, metrics
 from .cases import extremes
 from .objectives import ELBO
 from .posterior import posteriors
-from .predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, two_classes
+from .predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture, rescaled, two_classes
 from .storage import replacing
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class Trial:
 def _trial(model: Any, x: Any, y: Any) -> Trial:
     if hasattr(model, "trial"):
         return model.trial(x, y)
+    if hasattr(model, "members_"):
+        return _trial_of_estimator(model, x, y)
     if not isinstance(model, ELBO):
         raise TypeError(f"report: model must be an ELBO or a fitted estimator, got {type(model).__name__}.")
     x, y = torch.as_tensor(x), torch.as_tensor(y)
@@ -114,6 +117,17 @@ def _trial(model: Any, x: Any, y: Any) -> Trial:
     if isinstance(p, LabelPredictive):
         return Trial(model, two_classes(p), y.flatten().long(), x)
     return Trial(model, p, y.view_as(p.mean).to(p.mean) if isinstance(p, Regression) else y, x)
+
+
+def _trial_of_estimator(model: Any, x: Any, y: Any) -> Trial:
+    """Predictions and truth in the target's own units; the weights shown are those of the first replica."""
+    inputs = model._inputs(np.asarray(x))
+    p = mixture([predictive(member, inputs) for member in model.members_])
+    if isinstance(p, ClassPredictive):
+        return Trial(model.elbo_, p, model._target(np.asarray(y), inputs.dtype), inputs, [str(c) for c in model.classes_])
+    mean, scale = (torch.as_tensor(v, dtype=inputs.dtype) for v in (model.y_mean_, model.y_scale_))
+    p = rescaled(p, mean, scale)
+    return Trial(model.elbo_, p, torch.tensor(np.asarray(y), dtype=inputs.dtype).view(len(inputs), -1), inputs)
 
 
 def predictive(elbo: ELBO, x: Tensor) -> Predictive:
@@ -163,7 +177,7 @@ def _facts(elbo: ELBO) -> dict[str, str]:
         "prior": str(elbo.prior),
         "network": ", ".join(map(_layer, layers)),
         "random weights": f"{random:,}",
-        "training cases": f"{elbo.n_data:,}",
+        "training cases": f"{elbo.n_data:,.0f}",
     }
 
 

@@ -61,38 +61,42 @@ def _text(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterator[pd
     layout: Any = {"sep": "\t" if path.suffix.lower() in (".tsv", ".tab") else ",", "encoding": "utf-8-sig"}
     # Where every row is longer than the header, pandas would take the first column for names of rows; without a header it complains.
     pd.read_csv(path, nrows=2, header=None, dtype=str, **layout)
-    _check_present(path, pd.read_csv(path, nrows=0, **layout).columns, types)
+    check_present(path, pd.read_csv(path, nrows=0, **layout).columns, types)
     columns = slice(None) if types is None else list(types)
     # Columns that are not used are parsed too, because rows of a wrong length are found in no other way.
     typed: Any = defaultdict(lambda: str, types or {})
     seen = 0
     try:
-        for part in pd.read_csv(path, dtype=typed, chunksize=rows, **layout):
-            yield part.loc[:, columns]
-            seen += len(part)
-    except (UnicodeDecodeError, pd.errors.ParserError):
+        with pd.read_csv(path, dtype=typed, chunksize=rows, **layout) as parts:
+            for part in parts:
+                yield part.loc[:, columns]
+                seen += len(part)
+    except (UnicodeDecodeError, pd.errors.ParserError, TableError):
         raise
     except ValueError:
         # Some field is not of its column's type: as text it reaches the check that names its row.
-        for part in pd.read_csv(path, dtype=str, chunksize=rows, skiprows=range(1, seen + 1), **layout):
-            yield part.loc[:, columns]
+        with pd.read_csv(path, dtype=str, chunksize=rows, skiprows=range(1, seen + 1), **layout) as parts:
+            for part in parts:
+                yield part.loc[:, columns]
 
 
-def _parquet(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterable[pd.DataFrame]:
+def _parquet(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterator[pd.DataFrame]:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
         raise TableError(f"{path}: reading Parquet needs pyarrow; install it with `pip install pyarrow`.") from error
     try:
-        file = parquet.ParquetFile(path)
+        with parquet.ParquetFile(path) as file:
+            check_present(path, file.schema_arrow.names, types)
+            for batch in file.iter_batches(rows, columns=None if types is None else list(types)):
+                yield batch.to_pandas()
     except pyarrow.ArrowInvalid as error:
         raise TableError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.") from error
-    _check_present(path, file.schema_arrow.names, types)
-    return (batch.to_pandas() for batch in file.iter_batches(rows, columns=None if types is None else list(types)))
 
 
-def _check_present(path: Path, present: Iterable[str], wanted: Iterable[str] | None) -> None:
+def check_present(path: Path, present: Iterable[str], wanted: Iterable[str] | None) -> None:
+    """Refuse a table without one of the columns wanted."""
     present = list(present)
     for name in wanted or ():
         if name not in present:
@@ -198,7 +202,7 @@ class Encoder:
     @property
     def types(self) -> dict[str, str]:
         """The columns of a table that are used, and how to read them."""
-        return {column.name: "float64" if isinstance(column, Numeric) else "category" for column in self.columns}
+        return {column.name: "float64" if isinstance(column, Numeric) else "str" for column in self.columns}
 
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(column) for column in self.columns]

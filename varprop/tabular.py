@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from . import likelihoods, modelfile, priors
-from .methods import METHODS
+from . import modelfile
+from .estimators import BayesianMLPClassifier, BayesianMLPRegressor
 from .objectives import ELBO
-from .posterior import variational
-from .predictive import ClassPredictive, NormalPredictive, Predictive, Regression, RegressionMixture, mixture
+from .predictive import ClassPredictive, Predictive, Regression, rescaled
 from .report import Trial, predictive
 from .table import Encoder, TableError, chunks, is_numeric, labels, numbers
-from .training import fit
 
 Task = Literal["auto", "regression", "classification"]
 FEW = 10
@@ -45,8 +43,8 @@ class Target:
             if not 2 <= len(classes) <= 1000:
                 raise TableError(f"column {column.name!r} has {len(classes)} different values; classification needs 2 to 1,000.")
             return cls(str(column.name), classes)
-        values = numbers(column)
-        return cls(str(column.name), None, float(values.mean()), float(values.std()) or 1.0)
+        numbers(column)
+        return cls(str(column.name))
 
     def encode(self, column: pd.Series[Any]) -> Tensor:
         """Targets as a likelihood takes them: class indices, or numbers in their own units."""
@@ -68,6 +66,9 @@ class TableModel:
 
     encoder: Encoder
     target: Target
+    mean: np.ndarray
+    """Of the encoded columns in training, as `scale`: the network was trained on what is standardised by them."""
+    scale: np.ndarray
     elbo: ELBO
     history_: pd.DataFrame
 
@@ -82,7 +83,7 @@ class TableModel:
         return rescaled(p, self.target.mean, self.target.scale) if isinstance(p, Regression) else p
 
     def inputs(self, table: pd.DataFrame) -> Tensor:
-        return torch.from_numpy(self.encoder.transform(table))
+        return torch.from_numpy(((self.encoder.transform(table) - self.mean) / self.scale).astype(np.float32))
 
     def trial(self, table: pd.DataFrame, target: pd.Series[Any]) -> Trial:
         """The predictions beside the truth, for a report."""
@@ -96,45 +97,38 @@ class TableModel:
 
     def save(self, folder: str | Path) -> None:
         history = self.history_.to_dict("list")
-        kept = {"columns": self.encoder.to_json(), "target": asdict(self.target), "history": history}
+        scales = {"mean": self.mean.tolist(), "scale": self.scale.tolist()}
+        kept = {"columns": self.encoder.to_json(), "target": asdict(self.target), **scales, "history": history}
         modelfile.save(self.elbo, folder, preprocessing=kept)
 
     @classmethod
     def load(cls, folder: str | Path) -> TableModel:
         elbo, kept = modelfile.load(folder), modelfile.preprocessing(folder)
         try:
-            return cls(Encoder.from_json(kept["columns"]), Target(**kept["target"]), elbo, pd.DataFrame(kept["history"]))
+            scales = np.array(kept["mean"]), np.array(kept["scale"])
+            return cls(Encoder.from_json(kept["columns"]), Target(**kept["target"]), *scales, elbo, pd.DataFrame(kept["history"]))
         except (KeyError, TypeError) as error:
             raise TableError(f"{folder} is a model, but not of a table; make one with `varprop fit`.") from error
 
 
-def train(
-    table: pd.DataFrame,
-    target: Target,
-    *,
-    method: str = "vbp",
-    epochs: int = 100,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> TableModel:
-    """Fit a network with one hidden layer to all other columns of a table."""
-    encoder = Encoder.fit(table.drop(columns=target.name))
-    x, y = torch.from_numpy(encoder.transform(table)), target.encode(table[target.name])
+def train(table: pd.DataFrame, target: Target, encoder: Encoder, **options: Any) -> TableModel:
+    """Fit an estimator, made with `options`, to a table."""
+    estimator: Any = (BayesianMLPRegressor if target.classes is None else BayesianMLPClassifier)(**options)
+    y = target.encode(table[target.name]).numpy()
+    estimator.fit(encoder.transform(table), y.ravel())
     if target.classes is None:
-        y = (y - target.mean) / target.scale
-    elbo = _objective(x.shape[1], target, method, len(x), seed)
-    batch_size = int(np.clip(len(x) // 50, 16, 256))
-    history = fit(elbo, (x, y), epochs=epochs, batch_size=batch_size, schedule="cosine", seed=seed, progress=progress)
-    return TableModel(encoder, target, elbo.eval(), history)
+        target = replace(target, mean=float(estimator.y_mean_), scale=float(estimator.y_scale_))
+    return TableModel(encoder, target, estimator.x_mean_, estimator.x_scale_, estimator.elbo_.eval(), estimator.history_)
 
 
-def _objective(inputs: int, target: Target, method: str, rows: int, seed: int) -> ELBO:
-    outputs = 1 if target.classes is None else len(target.classes)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        net = variational(nn.Sequential(nn.Linear(inputs, 50), nn.ReLU(), nn.Linear(50, outputs)), init="he")
-    likelihood = likelihoods.Normal() if target.classes is None else likelihoods.Categorical()
-    return ELBO(net, METHODS[method], likelihood, priors.EmpiricalBayes(), n_data=rows)
+def split(table: pd.DataFrame, target: Target, share: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows to train on, which have every class, and a share of them held out."""
+    order = np.random.default_rng(seed).permutation(len(table))
+    if target.classes is not None:
+        first = ~table[target.name].iloc[order].duplicated().to_numpy()
+        order = np.concatenate([order[first], order[~first]])
+    cut = max(len(order) - round(share * len(order)), len(target.classes or ()), 1)
+    return table.iloc[order[:cut]], table.iloc[order[cut:]]
 
 
 def guess_task(column: pd.Series[Any]) -> Task:
@@ -156,14 +150,6 @@ def columns(p: Predictive, target: Target) -> pd.DataFrame:
     lower, upper = p.interval(0.9)
     parts = {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper, "epistemic": p.epistemic, "aleatoric": p.aleatoric}
     return pd.DataFrame({name: value.squeeze(-1).numpy(force=True) for name, value in parts.items()})
-
-
-def rescaled(p: Predictive, mean: float, scale: float) -> Predictive:
-    """The prediction of scale·y + mean."""
-    if isinstance(p, RegressionMixture):
-        return mixture([rescaled(component, mean, scale) for component in p.components])
-    assert isinstance(p, NormalPredictive)
-    return NormalPredictive(p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)
 
 
 def _check_complete(column: pd.Series[Any]) -> None:
