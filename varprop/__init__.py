@@ -1,5 +1,7 @@
 """Calibrated uncertainty from a neural network in one forward pass."""
 
+from typing import TYPE_CHECKING, Any
+
 from . import functional, likelihoods, metrics, predictive, priors, replicas
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
@@ -12,6 +14,19 @@ from .training import fit
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:
+    from .estimators import BayesianMLPClassifier, BayesianMLPRegressor
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators, on first use: scikit-learn takes as long to import as the rest."""
+    if name in ("BayesianMLPClassifier", "BayesianMLPRegressor"):
+        from . import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "DETERMINISTIC",
     "DVI",
@@ -21,6 +36,8 @@ __all__ = [
     "PBP",
     "VBP",
     "AssumedDensityFilter",
+    "BayesianMLPClassifier",
+    "BayesianMLPRegressor",
     "Gaussian",
     "LogMarginal",
     "Method",

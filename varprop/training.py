@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -91,7 +91,7 @@ def fit(
         fabric = Fabric(devices=1)
     with torch.random.fork_rng([fabric.device] if fabric.device.type == "cuda" else []):
         train, held_out = split(data, validation, seed)
-        _check_size(elbo, size(data), size(train))
+        _check_size(elbo, data, train)
         parameters = [p for p in elbo.parameters() if p.requires_grad]
         optimiser = optimizer(parameters) if optimizer else Adam(parameters, lr=lr, fused=True)
         run = _Run(elbo, optimiser, schedule(optimiser) if callable(schedule) else None, seed)
@@ -284,9 +284,12 @@ def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in state.items()}
 
 
-def _check_size(elbo: ELBO, rows: int | None, training_rows: int | None) -> None:
+def _check_size(elbo: ELBO, data: Data, train: Data) -> None:
     """Refuse an objective whose n_data is not the size of the data: its divergence would be mis-scaled."""
-    if rows is not None and elbo.n_data not in (rows, training_rows):
+    rows = size(data)
+    weighted = isinstance(data, Sequence) and len(data) > 2
+    # With weights, rows do not tell how much data there is: n_data may be their sum, and the weights relative.
+    if rows is not None and elbo.n_data not in (rows, size(train)) and not weighted:
         raise ValueError(f"fit: the objective has n_data={elbo.n_data}, the data has {rows} rows; make the ELBO with n_data={rows}.")
 
 
