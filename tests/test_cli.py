@@ -131,11 +131,10 @@ def test_a_real_process(place: Path, tmp_path: Path) -> None:
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("varprop: ")
     assert len(wrong.stderr.splitlines()) == 1
-    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
-    assert version.stdout == f"varprop {vp.__version__}\n"
 
 
-def test_help_names_every_command() -> None:
+def test_version_and_help() -> None:
+    assert run("--version").stdout == f"varprop {vp.__version__}\n"
     text = run("--help").stdout
     assert all(name in text for name in ("fit", "predict", "evaluate", "report", "demo"))
 

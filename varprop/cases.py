@@ -72,7 +72,7 @@ def _class_columns(p: ClassPredictive, y: Tensor, classes: Sequence[str]) -> pd.
 
 def _number_columns(p: Regression, y: Tensor) -> pd.DataFrame:
     low, high = p.interval(0.9)
-    columns = {"predicted": p.mean, "truth": y, "standard deviation": p.std, "lower 5 %": low, "upper 95 %": high}
+    columns = {"predicted": p.mean, "truth": y, "std": p.std, "lower 5 %": low, "upper 95 %": high}
     table = pd.DataFrame({name: value.flatten().numpy(force=True) for name, value in columns.items()})
     table["wrong"] = (table["truth"] < table["lower 5 %"]) | (table["truth"] > table["upper 95 %"])
     return table
@@ -95,7 +95,7 @@ def _images(title: str, rows: Sequence[int], shown: pd.DataFrame, x: Tensor) -> 
     for i in rows:
         case = shown.iloc[i]
         said = f"{as_text(case['predicted'])}" + (f", truth {as_text(case['truth'])}" if case["wrong"] else "")
-        sure = f" ({case['probability']:.0%})" if "probability" in shown else f" ± {case['standard deviation']:.3g}"
+        sure = f" ({case['probability']:.0%})" if "probability" in shown else f" ± {case['std']:.3g}"
         alt = f"Input of row {i + 1}: predicted {as_text(case['predicted'])}, truth {as_text(case['truth'])}."
         cases.append(Case(image=as_png(x[i]), alt=alt, caption=said + sure, wrong=bool(case["wrong"])))
     return Group(title, images=cases)

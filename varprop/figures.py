@@ -53,7 +53,10 @@ class Figure:
 def figure(name: str, alt: str, caption: str, draw: Callable[[Axes], None], size: tuple[float, float] = MEDIUM) -> Figure:
     with mpl.rc_context(STYLE):
         canvas = Canvas(figsize=size, layout="constrained")
-        draw(canvas.subplots())
+        axes = canvas.subplots()
+        draw(axes)
+        if size == SMALL:
+            axes.locator_params(axis="x", nbins=5)
         out = StringIO()
         canvas.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
     text = out.getvalue()

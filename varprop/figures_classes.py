@@ -94,9 +94,8 @@ def _confusion(c: Classes) -> Figure:
         if k > READABLE:
             return
         names = [name if len(name) <= 16 else name[:15] + "…" for name in c.names]
-        axes.set_xticks(
-            range(k), names, rotation=30 if max(map(len, names)) > 5 else 0, ha="right" if max(map(len, names)) > 5 else "center"
-        )
+        crowded = max(map(len, names)) > 90 / k
+        axes.set_xticks(range(k), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")
         axes.set_yticks(range(k), names)
         for i, j in np.argwhere(counts > 0):
             axes.text(j, i, str(counts[i, j]), ha="center", va="center", fontsize=9, color="white" if shares[i, j] > 0.6 else INK)

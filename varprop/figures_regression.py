@@ -95,6 +95,7 @@ def _error_against_std(n: Numbers) -> Figure:
         ends = [std.min(), std.max()]
         axes.plot(ends, ends, color=INK, lw=0.9, ls="--", label="error = standard deviation")
         axes.set(xlabel=f"predicted standard deviation{n.unit}", ylabel=f"|error|{n.unit}")
+        axes.set_xlim(right=std.min() + 1.1 * max(np.quantile(std, 0.99) - std.min(), 1e-3 * std.min()))
         axes.set_ylim(0, max(np.quantile(error, 0.995), errors.max(), std.max()) * 1.25)
         axes.legend(fontsize=8)
 
@@ -117,12 +118,13 @@ def _variance_parts(n: Numbers) -> Figure:
         x = np.linspace(0, 100, len(order))
         axes.stackplot(x, n.aleatoric[order], n.epistemic[order], colors=[GREY, BLUE], labels=["aleatoric", "epistemic"], alpha=0.8, lw=0)
         axes.set(xlabel="targets from sure to unsure, %", ylabel="predictive variance", xlim=(0, 100))
+        axes.set_ylim(0, 1.25 * (n.epistemic + n.aleatoric)[order].max())
         axes.legend(loc="upper left")
 
     return figure(
         "parts",
-        f"Aleatoric and epistemic variance of each target, sorted; {share:.0%} of the variance is epistemic.",
+        f"Aleatoric and epistemic variance of each target, sorted; {100 * share:.2g} % of the variance is epistemic.",
         f"Epistemic variance comes from not knowing the weights and shrinks with more data, aleatoric variance is noise and does not. "
-        f"Here {share:.0%} is epistemic.",
+        f"Here {100 * share:.2g} % is epistemic.",
         draw,
     )
