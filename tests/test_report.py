@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -202,3 +203,9 @@ def test_predictions_join_and_rescale() -> None:
     torch.testing.assert_close(moved.epistemic, mixture(parts).epistemic * 4)
     joined = concatenate([ClassPredictive(torch.full((2, 2), 0.5), torch.zeros(2))] * 3)
     assert joined.probs.shape == (6, 2)
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"needs jinja2; install it with `pip install 'varprop\[plots\]'`"):
+        vp.report(None, None, None, tmp_path / "r.html")
