@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop import attribution
-from varprop.cases import as_png
 from varprop.estimators import BayesianMLPClassifier, BayesianMLPRegressor
-from varprop.figures_classes import Classes, coverage
 from varprop.predictive import ClassPredictive, NormalPredictive, concatenate, mixture, rescaled
+from varprop.report import attribution
+from varprop.report.cases import as_png
+from varprop.report.figures_classes import Classes, coverage
 
 EVIL = "<script>alert(1)</script>"
 REGRESSION = ["truth", "reliability", "coverage", "pit", "error", "parts", "learning", "divergence", "shares", "snr"]

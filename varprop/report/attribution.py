@@ -7,9 +7,9 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from .gaussian import Gaussian, mean_of
-from .objectives import ELBO
-from .posterior import is_random, posteriors
+from ..gaussian import Gaussian, mean_of
+from ..objectives import ELBO
+from ..posterior import is_random, posteriors
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .predictive import ClassPredictive, Predictive, Regression
+from ..predictive import ClassPredictive, Predictive, Regression
 
 ROWS, IMAGES, COLUMNS, PIXELS = 6, 12, 8, 64
 

@@ -12,12 +12,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from . import attribution, metrics
+from .. import metrics
+from ..objectives import ELBO
+from ..posterior import posteriors
+from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture, rescaled, two_classes
+from ..storage import replacing
+from . import attribution
 from .cases import extremes
-from .objectives import ELBO
-from .posterior import posteriors
-from .predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture, rescaled, two_classes
-from .storage import replacing
 
 if TYPE_CHECKING:
     from .figures import Figure
@@ -47,7 +48,7 @@ def report(
         from . import figures
     except ImportError as error:
         raise ImportError(f"report: needs {error.name}; install it with `pip install 'varprop[plots]'`.") from error
-    from . import __version__
+    from .. import __version__
 
     t = _trial(model, x, y)
     classes = t.classes or [str(i) for i in range(t.p.probs.shape[1])] if isinstance(t.p, ClassPredictive) else None
@@ -58,7 +59,7 @@ def report(
         **_of_data(t.p, t.y, classes),
         "layers": figures.layers(attribution.variance_shares(t.elbo, t.net_input[:BATCH]), ratios),
     }
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("varprop"), autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("varprop.report"), autoescape=True, undefined=jinja2.StrictUndefined)
     html = environment.get_template("report.html.jinja").render(
         title=f"Report on {t.target}" if t.target else "Report on a model",
         subtitle=f"{t.elbo.method.name}, judged on {len(t.y):,} cases.",
