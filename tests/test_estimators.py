@@ -1,10 +1,283 @@
+"""The estimators: scikit-learn's contract, what they predict, and what becomes of them in its tools."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes, load_iris
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from varprop import BayesianMLPClassifier, BayesianMLPRegressor
+import varprop as vp
+from varprop import BayesianMLPClassifier, BayesianMLPRegressor, modelfile
 
-QUICK = {"epochs": 40, "lr": 0.03, "batch_size": 200}
+QUICK: dict[str, Any] = {"epochs": 15, "lr": 0.05, "batch_size": 200, "random_state": 0}
+X, Y = load_diabetes(return_X_y=True)
+TRAIN, TEST = slice(0, 200), slice(200, 260)
 
 
+# In batches the order of rows matters, so that weights and repeated rows agree only where a batch holds all rows.
 @parametrize_with_checks([BayesianMLPRegressor(**QUICK), BayesianMLPClassifier(**QUICK)])
-def test_contract(estimator, check):
+def test_contract(estimator: Any, check: Any) -> None:
     check(estimator)
+
+
+@pytest.fixture(scope="module")
+def regressor() -> BayesianMLPRegressor:
+    return BayesianMLPRegressor(epochs=150, lr=0.03, random_state=0).fit(X[TRAIN], Y[TRAIN])
+
+
+@pytest.fixture(scope="module")
+def classifier() -> BayesianMLPClassifier:
+    X, y = load_iris(return_X_y=True)
+    return BayesianMLPClassifier(epochs=30, random_state=0).fit(X, np.array(["setosa", "versicolor", "virginica"])[y])
+
+
+# ---------------------------------------------------------------------------------------------------------- predictions
+
+
+def test_regression_is_better_than_the_mean_and_covers(regressor: BayesianMLPRegressor) -> None:
+    mean, std = regressor.predict(X[TEST], return_std=True)
+    assert np.sqrt(np.mean((mean - Y[TEST]) ** 2)) < 0.85 * Y[TEST].std()
+    lower, upper = regressor.predict_interval(X[TEST], 0.9)
+    assert 0.75 < np.mean((lower < Y[TEST]) & (Y[TEST] < upper)) <= 1
+    np.testing.assert_allclose(upper - lower, 2 * 1.6448536 * std, rtol=1e-6)
+    parts = regressor.predict_uncertainty(X[TEST])
+    np.testing.assert_allclose(parts.epistemic + parts.aleatoric, std**2)
+    assert np.ptp(parts.epistemic) > 0
+    assert np.ptp(parts.aleatoric) == pytest.approx(0, abs=1e-9)
+
+
+def test_predictions_are_those_of_the_objective_in_the_units_of_y(regressor: BayesianMLPRegressor) -> None:
+    z = torch.tensor((X[TEST] - X[TRAIN].mean(0)) / X[TRAIN].std(0))
+    p = regressor.elbo_.predict(z)
+    mean, std = regressor.predict(X[TEST], return_std=True)
+    np.testing.assert_allclose(mean, p.mean[:, 0].numpy() * Y[TRAIN].std() + Y[TRAIN].mean())
+    np.testing.assert_allclose(std, p.std[:, 0].numpy() * Y[TRAIN].std())
+    normal = torch.distributions.Normal(torch.tensor(mean), torch.tensor(std))
+    np.testing.assert_allclose(regressor.log_prob(X[TEST], Y[TEST]), normal.log_prob(torch.tensor(Y[TEST])).numpy(), rtol=1e-6)
+
+
+def test_units_of_the_target_do_not_matter(regressor: BayesianMLPRegressor) -> None:
+    other = clone(regressor).fit(X[TRAIN] * 50 - 3, Y[TRAIN] * 1e-3 + 5)
+    np.testing.assert_allclose(other.predict(X[TEST] * 50 - 3), regressor.predict(X[TEST]) * 1e-3 + 5, rtol=1e-4)
+
+
+def test_heteroscedastic_noise_follows_the_input() -> None:
+    random = np.random.RandomState(0)
+    x = random.uniform(-1, 1, (400, 1))
+    y = random.randn(400) * np.where(x[:, 0] > 0, 1.0, 0.1)
+    model = BayesianMLPRegressor(heteroscedastic=True, epochs=40, lr=0.03, random_state=0).fit(x, y)
+    quiet, loud = np.sqrt(model.predict_uncertainty([[-0.7], [0.7]]).aleatoric)
+    assert quiet < 0.25
+    assert loud > 0.7
+
+
+def test_several_targets_each_have_their_noise() -> None:
+    random = np.random.RandomState(0)
+    y = np.c_[Y[TRAIN], 5 + 0.01 * X[TRAIN, 2] + 1e-6 * random.randn(200)]
+    model = BayesianMLPRegressor(**QUICK).fit(X[TRAIN], y)
+    mean, std = model.predict(X[TEST], return_std=True)
+    assert mean.shape == std.shape == (60, 2)
+    assert std[:, 0].min() > 10
+    assert std[:, 1].max() < 1e-3
+    assert model.log_prob(X[TEST], np.c_[Y[TEST], mean[:, 1]]).shape == (60,)
+    with pytest.raises(ValueError, match="first fitted with 2 targets"):
+        model.partial_fit(X[TRAIN], Y[TRAIN])
+
+
+def test_classification_gives_probabilities_and_their_uncertainty(classifier: BayesianMLPClassifier) -> None:
+    X, y = load_iris(return_X_y=True)
+    probs = classifier.predict_proba(X)
+    np.testing.assert_allclose(probs.sum(1), 1)
+    assert classifier.score(X, classifier.classes_[y]) > 0.9
+    parts = classifier.predict_uncertainty(X)
+    entropy = -(probs * np.log(probs)).sum(1)
+    np.testing.assert_allclose(parts.epistemic + parts.aleatoric, entropy, atol=1e-6)
+    assert parts.epistemic[y == 0].mean() < parts.epistemic[y > 0].mean(), "setosa is told apart easily, the others are not"
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["vbp", "dvi", "local_reparam", "deterministic", "pbp", vp.vbp(slope=50.0)],
+    ids=lambda method: getattr(method, "name", method),
+)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_every_method_trains_alone_and_in_an_ensemble(method: Any, replicas: int) -> None:
+    model = BayesianMLPRegressor((10,), method=method, n_replicas=replicas, epochs=25, lr=0.05, batch_size=100, random_state=0).fit(
+        X[TRAIN], Y[TRAIN]
+    )
+    first, std = model.predict(X[TEST], return_std=True)
+    assert np.isfinite(std).all()
+    np.testing.assert_array_equal(first, model.predict(X[TEST]))
+    assert np.sqrt(np.mean((first - Y[TEST]) ** 2)) < Y[TEST].std()
+
+
+def test_an_ensemble_is_a_mixture_of_its_members() -> None:
+    model = BayesianMLPRegressor(n_replicas=3, epochs=5, random_state=0).fit(X[TRAIN], Y[TRAIN])
+    assert len(model.members_) == 3
+    z = torch.tensor((X[TEST] - model.x_mean_) / model.x_scale_)
+    members = torch.stack([member.predict(z).mean[:, 0] for member in model.members_]).numpy()
+    assert members.std(0).min() > 0
+    np.testing.assert_allclose(model.predict(X[TEST]), members.mean(0) * model.y_scale_ + model.y_mean_)
+    within = np.mean([member.predict(z).epistemic[:, 0].numpy() for member in model.members_], 0)
+    assert (model.predict_uncertainty(X[TEST]).epistemic > within * model.y_scale_**2).all()
+
+
+def test_priors_are_numbers_or_objects() -> None:
+    for prior in (1.0, vp.priors.EmpiricalBayes(), vp.priors.Horseshoe()):
+        assert np.isfinite(BayesianMLPRegressor(prior=prior, **QUICK).fit(X[TRAIN], Y[TRAIN]).predict(X[TEST])).all()
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def test_the_random_state_fixes_everything_and_leaves_torch_alone() -> None:
+    before = torch.random.get_rng_state()
+    a, b, c = (BayesianMLPRegressor(epochs=3, random_state=s).fit(X[TRAIN], Y[TRAIN]).predict(X[TEST]) for s in (1, 1, 2))
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(a, c)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_early_stopping_stops() -> None:
+    options: dict[str, Any] = {"early_stopping": True, "n_iter_no_change": 2, "epochs": 200, "lr": 0.1, "random_state": 0}
+    for replicas in (1, 2):
+        model = BayesianMLPRegressor(n_replicas=replicas, **options).fit(
+            X[TRAIN], Y[TRAIN], sample_weight=np.r_[np.ones(100), np.full(100, 2.0)]
+        )
+        assert 2 < model.n_iter_ < 200
+        assert len(model.history_) == model.n_iter_
+
+
+def test_warm_start_goes_on() -> None:
+    model = BayesianMLPRegressor(epochs=3, warm_start=True, random_state=0).fit(X[TRAIN], Y[TRAIN])
+    weights, first = model.elbo_.net[0].weight, model.history_.loss.iloc[-1]
+    model.fit(X[TRAIN], Y[TRAIN])
+    assert model.elbo_.net[0].weight is weights
+    assert model.history_.epoch.tolist() == list(range(6))
+    assert model.history_.loss.iloc[-1] < first
+    assert model.elbo_.n_data == 200
+    cold = BayesianMLPRegressor(epochs=3, random_state=0).fit(X[TRAIN], Y[TRAIN]).fit(X[TRAIN], Y[TRAIN])
+    assert len(cold.history_) == 3
+
+
+def test_partial_fit_learns_from_a_stream(classifier: BayesianMLPClassifier) -> None:
+    model = BayesianMLPRegressor(random_state=0, batch_size=8)
+    for _ in range(6):
+        for part in np.array_split(np.arange(200), 4):
+            model.partial_fit(X[part], Y[part])
+    assert model.elbo_.n_data == 1200
+    assert np.sqrt(np.mean((model.predict(X[TEST]) - Y[TEST]) ** 2)) < 0.9 * Y[TEST].std()
+    iris, y = load_iris(return_X_y=True)
+    labels = BayesianMLPClassifier(random_state=0)
+    with pytest.raises(ValueError, match="classes must be given with the first call"):
+        labels.partial_fit(iris, y)
+    labels.partial_fit(iris[:60], y[:60], classes=[0, 1, 2])
+    assert labels.predict_proba(iris).shape == (150, 3)
+    with pytest.raises(ValueError, match=r"y has classes \[3\] that are not among those of the first fit"):
+        labels.partial_fit(iris[:2], [3, 0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "mcmc"}, "method must be one of vbp, dvi"),
+        ({"epochs": 0}, "epochs must be a positive whole number, got 0"),
+        ({"lr": -1.0}, "lr must be a positive number"),
+        ({"batch_size": 2.5}, "batch_size must be a positive whole number"),
+        ({"hidden_layer_sizes": (10, 0)}, "hidden_layer_sizes must be"),
+        ({"n_replicas": 0}, "n_replicas must be"),
+        ({"prior": -1.0}, "precision must be positive"),
+        ({"early_stopping": True, "validation_fraction": 2.0}, "validation must be a share"),
+    ],
+)
+def test_parameters_are_checked_in_fit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BayesianMLPRegressor(**options).fit(X[TRAIN], Y[TRAIN])
+
+
+# ---------------------------------------------------------------------------------------------------- tools and files
+
+
+def test_works_in_pipelines_searches_and_cross_validation() -> None:
+    model = make_pipeline(StandardScaler(), BayesianMLPRegressor(**QUICK))
+    assert cross_val_score(model, X[TRAIN], Y[TRAIN], cv=2).shape == (2,)
+    search = GridSearchCV(BayesianMLPRegressor(**QUICK), {"prior": [1.0, 10.0], "hidden_layer_sizes": [(5,), (5, 5)]}, cv=2)
+    assert search.fit(X[TRAIN], Y[TRAIN]).best_params_.keys() == {"prior", "hidden_layer_sizes"}
+    mean, std = model.fit(X[TRAIN], Y[TRAIN]).predict(X[TEST], return_std=True)
+    assert mean.shape == std.shape
+
+
+def test_pickles_and_clones(regressor: BayesianMLPRegressor) -> None:
+    again = pickle.loads(pickle.dumps(regressor))
+    np.testing.assert_array_equal(again.predict(X[TEST]), regressor.predict(X[TEST]))
+    assert not hasattr(clone(regressor), "elbo_")
+
+
+def test_regressors_are_saved_whole(regressor: BayesianMLPRegressor, tmp_path: Path) -> None:
+    model = BayesianMLPRegressor((7, 3), prior=vp.priors.EmpiricalBayes((1.0, 10.0)), n_replicas=2, epochs=4, random_state=1)
+    for saved in (regressor, model.fit(X[TRAIN], np.c_[Y[TRAIN], Y[TRAIN]])):
+        vp.save(saved, tmp_path, preprocessing={"columns": ["age"]})
+        again = vp.load(tmp_path)
+        assert again.get_params() == saved.get_params()
+        for method in ("predict", "predict_interval", "predict_uncertainty"):
+            np.testing.assert_array_equal(getattr(again, method)(X[TEST]), getattr(saved, method)(X[TEST]))
+        assert again.history_.equals(saved.history_)
+        assert again.n_features_in_ == 10
+        again.partial_fit(X[TRAIN], np.broadcast_to(Y[TRAIN].reshape(-1, *(1,) * saved.y_mean_.ndim), (200, *saved.y_mean_.shape)))
+        assert modelfile.preprocessing(tmp_path) == {"columns": ["age"]}
+
+
+def test_classifiers_are_saved_with_classes_and_names(classifier: BayesianMLPClassifier, tmp_path: Path) -> None:
+    frame, y = load_iris(return_X_y=True, as_frame=True)
+    named = BayesianMLPClassifier(method=vp.vbp(9.0), epochs=2).fit(frame, np.array(["a", "b", "ü"], dtype=object)[y])
+    for saved, x in ((classifier, frame.to_numpy()), (named, frame)):
+        vp.save(saved, tmp_path)
+        again = vp.load(tmp_path)
+        assert again.classes_.dtype == saved.classes_.dtype
+        np.testing.assert_array_equal(again.predict(x), saved.predict(x))
+        np.testing.assert_array_equal(again.predict_proba(x), saved.predict_proba(x))
+    assert again.feature_names_in_.tolist() == list(frame.columns)
+
+
+def test_what_no_file_can_hold_is_refused(regressor: BayesianMLPRegressor, tmp_path: Path) -> None:
+    with pytest.raises(vp.ModelFileError, match="random_state is a RandomState, which a model file cannot hold"):
+        vp.save(clone(regressor).set_params(random_state=np.random.RandomState(0), epochs=1).fit(X[TRAIN], Y[TRAIN]), tmp_path)
+    with pytest.raises(ValueError, match="not fitted yet"):
+        vp.save(BayesianMLPRegressor(), tmp_path)
+    with pytest.raises(vp.ModelFileError, match="StandardScaler is neither an ELBO nor"):
+        vp.save(StandardScaler(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("type", "Pipeline"),
+        ("learned", {"__class__": 3}),
+        ("learned", {"predict": 3}),
+        ("parameters", {"os": 1}),
+        ("learned", {"x_": {"array": [1], "dtype": "O,O"}}),
+    ],
+)
+def test_a_forged_estimator_is_refused(place: str, value: Any, regressor: BayesianMLPRegressor, tmp_path: Path) -> None:
+    vp.save(regressor, tmp_path)
+    description, weights = modelfile.read(tmp_path)
+    description["estimator"][place] = value
+    modelfile.write(tmp_path, json.loads(json.dumps(description)), weights)
+    with pytest.raises(vp.ModelFileError, match="does not fit its weights"):
+        vp.load(tmp_path)
+
+
+def test_intervals_of_mapie_take_the_regressor(regressor: BayesianMLPRegressor) -> None:
+    mapie = pytest.importorskip("mapie.regression", reason="MAPIE is not installed")
+    conformal = mapie.SplitConformalRegressor(regressor, confidence_level=0.9, prefit=True).conformalize(X[260:360], Y[260:360])
+    _, interval = conformal.predict_interval(X[360:])
+    assert 0.75 < np.mean((interval[:, 0, 0] < Y[360:]) & (Y[360:] < interval[:, 1, 0])) <= 1

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+import pandas as pd
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -50,17 +52,23 @@ LIKELIHOODS = _by_name(
 )
 
 
-def save(model: ELBO, folder: str | Path, *, preprocessing: Mapping[str, Any] | None = None) -> None:
-    """Write a trained objective to a folder: `model.json` and the weights it names.
+def save(model: Any, folder: str | Path, *, preprocessing: Mapping[str, Any] | None = None) -> None:
+    """Write a trained objective or a fitted estimator to a folder: `model.json` and the weights it names.
 
     A network of nested `nn.Sequential` with layers of `torch.nn` is described in the file; of any other, and of a method, likelihood or
     prior of your own, only the weights are kept, and `load` wants the part itself. The description is replaced last and as a whole, so
     that a save that fails leaves the model that was there.
 
-    :param preprocessing: what was done to the data, as anything JSON can hold; `preprocessing(folder)` gives it back.
+    :param preprocessing: what was done to the data, as anything JSON can hold; `modelfile.preprocessing(folder)` gives it back.
     """
-    description = {"preprocessing": dict(preprocessing or {}), "objective": _describe(model)}
-    write(folder, description, model.state_dict())
+    members = [model] if isinstance(model, ELBO) else _members(model)
+    description = {
+        "preprocessing": dict(preprocessing or {}),
+        "objective": _describe(members[0]),
+        "members": len(members),
+        "estimator": None if isinstance(model, ELBO) else _describe_estimator(model),
+    }
+    write(folder, description, (members[0] if isinstance(model, ELBO) else nn.ModuleList(members)).state_dict())
 
 
 def load(
@@ -70,10 +78,10 @@ def load(
     method: Method | None = None,
     likelihood: likelihoods.Likelihood | None = None,
     prior: priors.Prior | None = None,
-) -> ELBO:
-    """Read what `save` wrote, on the CPU.
+) -> Any:
+    """Read what `save` wrote, an objective or an estimator, on the CPU.
 
-    :param net: the network, where the file cannot describe it (made random as it was); its values are replaced in place.
+    :param net: the network, where the file cannot describe it (made random as it was); it takes the values of the file.
     :param method: the method, likewise, as `likelihood` and `prior`.
 
     >>> import tempfile
@@ -88,13 +96,17 @@ def load(
     description, weights = read(folder)
     given = {"net": net, "method": method, "likelihood": likelihood, "prior": prior}
     try:
-        elbo = _objective(folder, description["objective"], given)
-        elbo.load_state_dict(weights, assign=True)
+        if description["estimator"] is None:
+            elbo = _objective(folder, description["objective"], given)
+            elbo.load_state_dict(weights, assign=True)
+            return elbo.eval()
+        members = nn.ModuleList(_objective(folder, description["objective"], given) for _ in range(description["members"]))
+        members.load_state_dict(weights, assign=True)
+        return _make_estimator(description["estimator"], list(members.eval()))
     except ModelFileError:
         raise
     except Exception as error:  # whatever a constructor makes of arguments that no save has written
         _refuse(folder, f"does not fit its weights or the parts given ({_first_line(error)})", error)
-    return elbo.eval()
 
 
 def preprocessing(folder: str | Path) -> dict[str, Any]:
@@ -280,3 +292,78 @@ def describe_prior(prior: priors.Prior) -> dict[str, Any] | None:
 
 def make_prior(description: dict[str, Any]) -> priors.Prior:
     return _make(PRIORS, description)
+
+
+# ------------------------------------------------------------------------------------------------------------- estimators
+
+
+def _members(estimator: Any) -> list[ELBO]:
+    from sklearn.exceptions import NotFittedError
+
+    from .estimators import BayesianMLPClassifier, BayesianMLPRegressor
+
+    if type(estimator) not in (BayesianMLPClassifier, BayesianMLPRegressor):
+        raise ModelFileError(f"save: {type(estimator).__name__} is neither an ELBO nor one of varprop's estimators.")
+    if not hasattr(estimator, "members_"):
+        raise NotFittedError(f"save: this {type(estimator).__name__} is not fitted yet; call fit first.")
+    return estimator.members_
+
+
+def _describe_estimator(estimator: Any) -> dict[str, Any]:
+    learned = {name: value for name, value in vars(estimator).items() if name.endswith("_") and name not in ("members_", "elbo_")}
+    return {
+        "type": type(estimator).__name__,
+        "parameters": {name: _plain(name, value) for name, value in estimator.get_params(deep=False).items()},
+        "learned": {name: _plain(name, value) for name, value in learned.items()},
+    }
+
+
+def _make_estimator(description: dict[str, Any], members: list[Any]) -> Any:
+    from .estimators import BayesianMLPClassifier, BayesianMLPRegressor
+
+    kinds = _by_name((BayesianMLPClassifier, BayesianMLPRegressor))
+    estimator: Any = kinds[description["type"]](**{name: _value(plain) for name, plain in description["parameters"].items()})
+    for name, plain in description["learned"].items():
+        if name.startswith("_") or not name.endswith("_"):
+            raise ValueError(f"{name} is not learned by fit")
+        setattr(estimator, name, _value(plain))
+    estimator.members_, estimator.elbo_ = members, members[0]
+    return estimator
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A parameter or learned value as JSON: a plain value as it is, anything else under the name of its kind."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return [_plain(name, item) for item in value]
+        case np.ndarray() if value.dtype.kind in "biufU" or all(isinstance(item, str) for item in value.flat):
+            return {"array": value.tolist(), "dtype": value.dtype.str}
+        case pd.DataFrame():
+            # Epochs of several fits may have different columns; what is missing is null.
+            return {"table": {str(column): [None if x != x else x for x in value[column].tolist()] for column in value}}
+        case priors.Prior() if describe_prior(value):
+            return {"prior": describe_prior(value)}
+        case Method() if _describe_method(value):
+            return {"method": _describe_method(value)}
+    raise ModelFileError(f"save: the estimator's {name} is a {type(value).__name__}, which a model file cannot hold; use a plain value.")
+
+
+def _value(plain: Any) -> Any:
+    match plain:
+        case list():
+            return tuple(_value(item) for item in plain)
+        case {"array": values, "dtype": dtype} if np.dtype(dtype).kind in "biufUO":
+            return np.array(values, dtype=dtype)
+        case {"table": columns}:
+            return pd.DataFrame(columns)
+        case {"prior": prior}:
+            return make_prior(prior)
+        case {"method": method}:
+            return _make_method(method)
+        case dict():
+            raise ValueError(f"no value is made of {', '.join(plain)}")
+    return plain
