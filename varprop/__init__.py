@@ -1,14 +1,31 @@
 """Calibrated uncertainty from a neural network in one forward pass."""
 
+from typing import TYPE_CHECKING, Any
+
 from . import functional, likelihoods, metrics, predictive, priors, replicas
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
+from .modelfile import ModelFileError, load, save
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import posteriors, variational
+from .report import report
 from .training import fit
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .estimators import BayesianMLPClassifier, BayesianMLPRegressor
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators, on first use: scikit-learn takes as long to import as the rest."""
+    if name in ("BayesianMLPClassifier", "BayesianMLPRegressor"):
+        from . import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "DETERMINISTIC",
@@ -19,19 +36,25 @@ __all__ = [
     "PBP",
     "VBP",
     "AssumedDensityFilter",
+    "BayesianMLPClassifier",
+    "BayesianMLPRegressor",
     "Gaussian",
     "LogMarginal",
     "Method",
+    "ModelFileError",
     "NoRuleError",
     "Terms",
     "fit",
     "functional",
     "likelihoods",
+    "load",
     "metrics",
     "posteriors",
     "predictive",
     "priors",
     "replicas",
+    "report",
+    "save",
     "variational",
     "vbp",
 ]

@@ -75,3 +75,9 @@ def size(data: Data) -> int | None:
     if isinstance(data, Dataset):
         return len(data) if hasattr(data, "__len__") else None
     return len(data[0])
+
+
+def generators(loader: Any) -> list[torch.Generator]:
+    """The generators of its own that a loader draws from, beside the global one."""
+    owners: tuple[Any, ...] = (loader, getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    return [owner.generator for owner in owners if isinstance(getattr(owner, "generator", None), torch.Generator)]

@@ -102,7 +102,8 @@ class Normal(Likelihood):
         f = _as_gaussian(f)
         square = (f.mean - y).square() + f.var
         if weight is not None:
-            square = square * (weight / weight.mean()).view(-1, *(1,) * (square.dim() - 1))
+            relative = weight / weight.mean().clamp(min=torch.finfo(weight.dtype).tiny)  # a batch may have no weight at all
+            square = square * relative.view(-1, *(1,) * (square.dim() - 1))
         return square.reshape(-1, self.precision.numel()).mean(0)
 
     def update(self, statistic: Tensor) -> None:

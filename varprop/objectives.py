@@ -40,6 +40,8 @@ class Terms:
     f: Activation
     gates: Sequence[Gate]
     slope: float
+    weight: Tensor | None = None
+    """How often each data point counts."""
 
     @property
     def kl_z(self) -> Tensor:
@@ -56,8 +58,10 @@ class Terms:
 
     def _kl_z(self, divergence: Callable[[Gaussian], Tensor]) -> Tensor:
         # Each knot is a two-way gate; that the others exist changes the divergence by exp(-slope × their distance).
-        kls = [divergence(gate.x + -knot).sum() for gate in self.gates for knot in gate.knots]
-        return sum(kls, torch.zeros_like(self.data_fit)) / self.f.shape[0]
+        kls = [divergence(gate.x + -knot) for gate in self.gates for knot in gate.knots]
+        if self.weight is not None:
+            kls = [per_datum(kl) * self.weight for kl in kls]
+        return sum((kl.sum() for kl in kls), torch.zeros_like(self.data_fit)) / self.f.shape[0]
 
 
 class ELBO(nn.Module):
@@ -115,7 +119,7 @@ class ELBO(nn.Module):
         check_target(self.likelihood, f, y)
         log_prob = self.likelihood.expected_log_prob(f, y) if isinstance(f, Gaussian) else self.likelihood.log_prob(f, y)
         log_prob = per_datum(log_prob) if weight is None else per_datum(log_prob) * weight
-        return Terms(log_prob.mean(), self.kl(), f, gates, self.method.slope or math.inf)
+        return Terms(log_prob.mean(), self.kl(), f, gates, self.method.slope or math.inf, weight)
 
     def kl(self) -> Tensor:
         """KL(q || p) of all random weights, summed."""

@@ -25,13 +25,14 @@ def fit(
     objectives: Sequence[ELBO],
     x: Tensor,
     y: Tensor,
+    weight: Tensor | None = None,
     *,
     epochs: int,
     lr: float = 0.01,
     batch_size: int = 32,
     schedule: Literal["constant", "cosine"] = "constant",
     warmup: int = 0,
-    validation: tuple[Tensor, Tensor] | None = None,
+    validation: Sequence[Tensor] | None = None,
     patience: int = 20,
     seeds: Sequence[int] | None = None,
     compile: bool = False,
@@ -43,9 +44,11 @@ def fit(
 
     :param x: inputs with the replicas in the first dimension; where all share their data, `x.expand(replicas, *x.shape)`.
     :param y: targets, likewise.
+    :param weight: how often each data point counts, likewise (replicas, n).
     :param schedule: "cosine" lets the rate fall to zero over the epochs.
     :param warmup: epochs over which the divergence from the prior is phased in.
-    :param validation: inputs and targets, likewise. Each replica then ends with the values of its best epoch, by expected log-likelihood.
+    :param validation: inputs, targets and perhaps weights, likewise. Each replica then ends with the values of its best epoch, by
+        expected log-likelihood.
     :param patience: epochs without a better one after which a replica stops; training ends when all have.
     :param seeds: one for each replica's order of batches; 0, 1, 2, ... by default.
     :param compile: compile the step with `torch.compile`. It takes some ten seconds and pays beyond a few thousand steps.
@@ -58,10 +61,11 @@ def fit(
     torch.Size([2, 5])
     >>> ensemble = vp.predictive.mixture([member.predict(x) for member in members])
     """
-    _check(objectives, x, y, schedule)
+    _check(objectives, x, y, weight, schedule)
     stack = _Stack(objectives)
     replicas, n = x.shape[:2]
     rows = torch.arange(replicas, device=x.device).unsqueeze(1)
+    data = (x, y) if weight is None else (x, y, weight)
     generators = [torch.Generator().manual_seed(seed) for seed in (range(replicas) if seeds is None else seeds)]
     optimiser = torch.optim.Adam(stack.trained, lr, fused=True)
     steps: dict[int, Callable[..., tuple[Tensor, Tensor, Sequence[Tensor]]]] = {}
@@ -69,22 +73,23 @@ def fit(
     best = None if validation is None else _Best(stack, patience)
 
     for epoch in range(epochs):
-        weight = torch.full((replicas,), min(1.0, (epoch + 1) / (warmup + 1)), dtype=x.dtype, device=x.device)
+        kl_weight = torch.full((replicas,), min(1.0, (epoch + 1) / (warmup + 1)), dtype=x.dtype, device=x.device)
         order = torch.stack([torch.randperm(n, generator=generator) for generator in generators]).to(x.device)
         losses: Any = 0.0
         statistics: Any = 0.0
         for batch in order.split(batch_size, dim=1):
-            data, size = (weight, x[rows, batch], y[rows, batch]), batch.shape[1]
+            arguments, size = (kl_weight, *(t[rows, batch] for t in data)), batch.shape[1]
             if size not in steps:
-                steps[size] = stack.gradient(*data, compile=compile and size == batch_size)
+                steps[size] = stack.gradient(*arguments, compile=compile and size == batch_size)
             if schedule == "cosine":
                 optimiser.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * done / total))
             with torch.no_grad():
-                loss, statistic, gradients = steps[size](stack.params, stack.buffers, *data)
+                loss, statistic, gradients = steps[size](stack.params, stack.buffers, *arguments)
             for parameter, gradient in zip(stack.trained, gradients, strict=True):
                 parameter.grad = gradient
             optimiser.step()
-            losses, statistics, done = losses + loss * (size / n), statistics + statistic * (size / n), done + 1
+            losses, done = losses + loss * (size / n), done + 1
+            statistics = statistics + _in_proportion(statistic, data, arguments[1:])
         stack.map(_update, statistics)
         history.append(losses)
         if best is not None and validation is not None and best.stops(stack.map(_data_fit, *validation)):
@@ -92,7 +97,9 @@ def fit(
     if best is not None:
         best.restore()
     # Within an epoch the weights moved; the noise that stays is that of the final ones.
-    stack.map(_update, sum(stack.map(_statistic, a, b) * (a.shape[1] / n) for a, b in zip(x.split(4096, 1), y.split(4096, 1), strict=True)))
+    parts = zip(*(t.split(4096, 1) for t in data), strict=True)
+    statistics = sum(_in_proportion(stack.map(_statistic, *part), data, part) for part in parts)
+    stack.map(_update, statistics)
     stack.write_back()
     return torch.stack(history)
 
@@ -190,15 +197,23 @@ class _Best:
             value.copy_(kept)
 
 
-def _loss(objective: ELBO, kl_weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    terms = objective.terms(x, y)
-    statistic = objective.likelihood.statistic(terms.f, y)
+def _in_proportion(statistic: Tensor, data: Sequence[Tensor], part: Sequence[Tensor]) -> Tensor:
+    """A part's statistic as it counts among all data: by its rows or, where there are weights, by its weight."""
+    if len(data) == 2:
+        return statistic * (part[0].shape[1] / data[0].shape[1])
+    share = part[2].sum(1) / data[2].sum(1)
+    return statistic * share.view(-1, *(1,) * (statistic.dim() - 1))
+
+
+def _loss(objective: ELBO, kl_weight: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    terms = objective.terms(x, y, weight)
+    statistic = objective.likelihood.statistic(terms.f, y, weight)
     loss = objective.loss(replace(terms, kl=kl_weight * terms.kl))
     return loss, torch.zeros_like(loss) if statistic is None else statistic
 
 
-def _statistic(objective: ELBO, x: Tensor, y: Tensor) -> Tensor:
-    return _loss(objective, torch.ones((), device=x.device), x, y)[1]
+def _statistic(objective: ELBO, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    return _loss(objective, torch.ones((), device=x.device), x, y, weight)[1]
 
 
 def _update(objective: ELBO, statistic: Tensor) -> Tensor:
@@ -206,11 +221,11 @@ def _update(objective: ELBO, statistic: Tensor) -> Tensor:
     return statistic
 
 
-def _data_fit(objective: ELBO, x: Tensor, y: Tensor) -> Tensor:
-    return objective.terms(x, y).data_fit
+def _data_fit(objective: ELBO, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    return objective.terms(x, y, weight).data_fit
 
 
-def _check(objectives: Sequence[ELBO], x: Tensor, y: Tensor, schedule: str) -> None:
+def _check(objectives: Sequence[ELBO], x: Tensor, y: Tensor, weight: Tensor | None, schedule: str) -> None:
     if schedule not in ("constant", "cosine"):
         raise ValueError(f'replicas.fit: schedule must be "constant" or "cosine", got {schedule!r}.')
     if not objectives:
@@ -222,8 +237,8 @@ def _check(objectives: Sequence[ELBO], x: Tensor, y: Tensor, schedule: str) -> N
                 raise ValueError(f"replicas.fit: objective {r} differs from the first in {name}; replicas differ in their values only.")
         if [(k, v.shape) for k, v in other.state_dict().items()] != [(k, v.shape) for k, v in first.state_dict().items()]:
             raise ValueError(f"replicas.fit: the network of objective {r} is not that of the first; replicas share one architecture.")
-    for name, data in (("x", x), ("y", y)):
-        if data.shape[:2] != (len(objectives), x.shape[1]):
+    for name, data in (("x", x), ("y", y), ("weight", weight)):
+        if data is not None and data.shape[:2] != (len(objectives), x.shape[1]):
             raise ValueError(
                 f"replicas.fit: {name} has shape {tuple(data.shape)}, its first dimensions must be {len(objectives)} replicas and "
                 f"{x.shape[1]} data points; data that all share is given as {name}.expand({len(objectives)}, *{name}.shape)."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """Write a file beside `path` and move it there once it is complete and on disk; on an error `path` stays as it was."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # With the process in its name, so that two writers spoil nothing for each other.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -22,4 +24,11 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
+        partial.unlink(missing_ok=True)
+
+
+def discard_partials(path: str | Path) -> None:
+    """Delete what writers of `path` left behind that were killed; for a path that nobody else is writing."""
+    path = Path(path)
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         partial.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,13 +15,14 @@ import pandas as pd
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from .batches import Data, batches, size, split
+from .batches import Data, batches, generators, size, split
 from .objectives import ELBO
-from .storage import replacing
+from .storage import discard_partials, replacing
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -90,7 +91,7 @@ def fit(
         fabric = Fabric(devices=1)
     with torch.random.fork_rng([fabric.device] if fabric.device.type == "cuda" else []):
         train, held_out = split(data, validation, seed)
-        _check_size(elbo, size(data), size(train))
+        _check_size(elbo, data, train)
         parameters = [p for p in elbo.parameters() if p.requires_grad]
         optimiser = optimizer(parameters) if optimizer else Adam(parameters, lr=lr, fused=True)
         run = _Run(elbo, optimiser, schedule(optimiser) if callable(schedule) else None, seed)
@@ -104,8 +105,8 @@ def fit(
             while run.epoch < epochs and not run.stale(patience):
                 # Each epoch has a seed of its own, so that a resumed run draws as the uninterrupted one does.
                 torch.manual_seed(seed * 2**20 + run.epoch)
-                if getattr(loader, "generator", None) is not None:
-                    loader.generator.manual_seed(seed * 2**20 + run.epoch)
+                for generator in generators(loader):
+                    generator.manual_seed(seed * 2**20 + run.epoch)
                 began = time.perf_counter()
                 elbo.train()
                 totals = _Totals()
@@ -124,14 +125,16 @@ def fit(
                 elbo.eval()
                 if noise == "exact":
                     totals.statistic = _statistic(step, loader)
+                if not totals.rows:
+                    raise ValueError("fit: the data gave no batch; is it empty, or smaller than a batch with drop_last?")
+                totals.reduce(fabric)
                 if noise != "fixed" and totals.statistic is not None:
-                    statistic: Any = fabric.all_reduce(totals.statistic / totals.weight)
-                    elbo.likelihood.update(statistic)
+                    elbo.likelihood.update(totals.statistic / totals.weight)
                 row = totals.row(run.epoch, time.perf_counter() - began)
                 if not math.isfinite(row["loss"]):
                     raise FloatingPointError(f"fit: the loss is {row['loss']} in epoch {run.epoch}; check the data, lower lr, or set clip.")
                 if held_out_loader is not None:
-                    row["validation"] = _validate(elbo, held_out_loader)
+                    row["validation"] = _validate(elbo, held_out_loader, fabric)
                     run.judge(row["validation"])
                 run.history.append(row)
                 run.epoch += 1
@@ -142,6 +145,9 @@ def fit(
                     run.save(checkpoint)
         if run.best is not None:
             elbo.load_state_dict(run.best)
+        elbo.eval()
+        for logger in fabric.loggers:
+            logger.finalize("success")
     return pd.DataFrame(run.history)
 
 
@@ -188,6 +194,12 @@ class _Totals:
             seen = 0.0 if self.statistic is None else self.statistic
             self.statistic = seen + out["statistic"] * out["weight"]
 
+    def reduce(self, fabric: Fabric) -> None:
+        """Add up what the processes have seen, each its share."""
+        for name in ("loss", "data_fit", "rows", "weight", "statistic"):
+            if getattr(self, name) is not None:
+                setattr(self, name, fabric.all_reduce(getattr(self, name), reduce_op="sum"))
+
     def row(self, epoch: int, seconds: float) -> dict[str, Any]:
         rows = float(self.rows)
         return {
@@ -227,35 +239,57 @@ class _Run(_Progress):
         return patience is not None and self.epoch > self.best_epoch + patience
 
     def save(self, path: str | Path) -> None:
-        content = {
+        with replacing(path) as file:
+            torch.save(self._content(), file)
+
+    def _content(self) -> dict[str, Any]:
+        return {
             "seed": self.seed,
             "progress": {name: getattr(self, name) for name in asdict(_Progress())},
             "elbo": self.elbo.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "scheduler": self.scheduler and self.scheduler.state_dict(),
         }
-        with replacing(path) as file:
-            torch.save(content, file)
 
     def load(self, path: str | Path) -> None:
+        discard_partials(path)
         try:
-            content = torch.load(path, weights_only=True)
-            if content["seed"] != self.seed:
-                raise ValueError(f"it was written with seed={content['seed']}")
-            self.elbo.load_state_dict(content["elbo"])
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a damaged or foreign file makes torch raise
+            raise _cannot_resume(path, "it is damaged, or no checkpoint") from error
+        if not isinstance(content, dict) or content.keys() != self._content().keys():
+            raise _cannot_resume(path, "fit did not write it")
+        if content["seed"] != self.seed:
+            raise _cannot_resume(path, f"it was written with seed={content['seed']}")
+        if _shapes(content["elbo"]) != _shapes(self.elbo.state_dict()):
+            raise _cannot_resume(path, "it belongs to another network or likelihood")
+        if (content["scheduler"] is None) != (self.scheduler is None):
+            raise _cannot_resume(path, "it was written with another schedule")
+        try:
             self.optimiser.load_state_dict(content["optimiser"])
             if self.scheduler is not None:
                 self.scheduler.load_state_dict(content["scheduler"])
-            for name, value in content["progress"].items():
-                setattr(self, name, value)
-        except Exception as error:  # whatever a damaged or foreign file makes torch raise
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise ValueError(f"fit: cannot resume from {path}: {reason}; delete the file, or give another.") from error
+        except (ValueError, KeyError) as error:
+            raise _cannot_resume(path, "it was written with another optimiser or schedule") from error
+        self.elbo.load_state_dict(content["elbo"])
+        for name, value in content["progress"].items():
+            setattr(self, name, value)
 
 
-def _check_size(elbo: ELBO, rows: int | None, training_rows: int | None) -> None:
+def _cannot_resume(path: str | Path, reason: str) -> ValueError:
+    return ValueError(f"fit: cannot resume from {path}: {reason}; delete the file, or give another.")
+
+
+def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in state.items()}
+
+
+def _check_size(elbo: ELBO, data: Data, train: Data) -> None:
     """Refuse an objective whose n_data is not the size of the data: its divergence would be mis-scaled."""
-    if rows is not None and elbo.n_data not in (rows, training_rows):
+    rows = size(data)
+    weighted = isinstance(data, Sequence) and len(data) > 2
+    # With weights, rows do not tell how much data there is: n_data may be their sum, and the weights relative.
+    if rows is not None and elbo.n_data not in (rows, size(train)) and not weighted:
         raise ValueError(f"fit: the objective has n_data={elbo.n_data}, the data has {rows} rows; make the ELBO with n_data={rows}.")
 
 
@@ -273,14 +307,15 @@ def _statistic(step: Any, loader: Any) -> Tensor | None:
 
 
 @torch.no_grad()
-def _validate(elbo: ELBO, loader: Any) -> float:
-    """Mean predictive log-likelihood."""
-    total, rows = 0.0, 0
-    for x, y, *_ in loader:
-        predictive = elbo.predict(x, samples=32 if elbo.method.samples else None)
-        total += float(predictive.log_prob(y).sum())
-        rows += len(y)
-    return total / rows
+def _validate(elbo: ELBO, loader: Any, fabric: Fabric) -> float:
+    """Mean predictive log-likelihood, each data point as often as its weight says."""
+    sums: Any = torch.zeros(2, device=fabric.device)
+    for x, y, *weights in loader:
+        log_prob = elbo.predict(x, samples=32 if elbo.method.samples else None).log_prob(y)
+        weight = weights[0] if weights else torch.ones_like(log_prob)
+        sums = sums + torch.stack([(weight * log_prob).sum(), weight.sum()])
+    sums = fabric.all_reduce(sums, reduce_op="sum")
+    return float(sums[0] / sums[1])
 
 
 class _Bar:
@@ -289,8 +324,10 @@ class _Bar:
     def __init__(self, progress: bool | None, epochs: int, start: int) -> None:
         console = Console(stderr=True)
         visible = console.is_terminal if progress is None else progress
-        columns = (TextColumn("fit"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        self.progress = Progress(*columns, console=console, disable=not visible)
+        # On a narrow terminal the text takes a second line, in the place of the bar.
+        text = TextColumn("{task.description}", table_column=Column(ratio=1))
+        columns = (TextColumn("fit"), BarColumn(16), MofNCompleteColumn(), TimeRemainingColumn(), text)
+        self.progress = Progress(*columns, console=console, disable=not visible, expand=True)
         self.task = self.progress.add_task("", total=epochs, completed=start)
 
     def __enter__(self) -> _Bar:
