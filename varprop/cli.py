@@ -184,11 +184,11 @@ def report(
 
 
 @command
-def demo() -> None:
-    """Fit real data that comes along, print a table and write a report."""
+def demo(out: Annotated[Path, typer.Option(help="Folder for the report and the figure.")] = Path("demo")) -> None:
+    """Fit two data sets that scikit-learn carries, show what uncertainty adds, write a report and draw a figure."""
     from .demo import demo as run
 
-    run()
+    run(out)
 
 
 def main() -> None:

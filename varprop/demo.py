@@ -19,6 +19,7 @@ from . import likelihoods, metrics, priors
 from .methods import DETERMINISTIC, DVI, VBP, Method
 from .objectives import ELBO
 from .posterior import variational
+from .report import report
 from .training import fit
 
 METHODS = {"plain network": DETERMINISTIC, "VBP": VBP}
@@ -30,7 +31,8 @@ def demo(out: str | Path = "demo") -> None:
     console.print("[bold]diabetes[/]: 442 patients, 10 measurements, progress of the disease after a year")
     console.print(_table("test log-likelihood", "RMSE", "in 90 % interval", **_diabetes()))
     console.print("[bold]digits[/]: 1797 images of 8 × 8 pixels, a small convolutional network")
-    console.print(_table("test log-likelihood", "error", "calibration error", **_digits()))
+    console.print(_table("test log-likelihood", "error", "calibration error", **_digits(Path(out) / "report.html")))
+    console.print(f"A page about the last of these networks: {Path(out) / 'report.html'}")
     console.print(f"A regression with its uncertainty: {_curve(Path(out) / 'regression.png')}")
 
 
@@ -58,7 +60,7 @@ def _diabetes() -> dict[str, list[float]]:
     return rows
 
 
-def _digits() -> dict[str, list[float]]:
+def _digits(page: Path) -> dict[str, list[float]]:
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     x_train, x_test, y_train, y_test = _split(x, torch.tensor(labels))
@@ -76,10 +78,11 @@ def _digits() -> dict[str, list[float]]:
     rows = {}
     for name, method in METHODS.items():
         elbo = _objective(net, method, likelihoods.Categorical(), 1.0, len(x_train))
-        fit(elbo, (x_train, y_train), epochs=20, lr=0.005, schedule="cosine")
+        history = fit(elbo, (x_train, y_train), epochs=20, lr=0.005, schedule="cosine")
         p: Any = elbo.predict(x_test)
         error = (p.probs.argmax(1) != y_test).float().mean()
         rows[name] = [float(metrics.log_likelihood(p, y_test)), float(error), float(metrics.ece(p, y_test))]
+    report(elbo, x_test, y_test, page, history)
     return rows
 
 
