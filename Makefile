@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 .PHONY: demo test lint check wheel docs clean
 
 demo: $(VENV)/plots.done
-	$(BIN)/varprop demo --out demo
+	OMP_NUM_THREADS=1 $(BIN)/varprop demo --out demo
 
 test: lint check wheel
 
