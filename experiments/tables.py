@@ -21,7 +21,21 @@ PUBLISHED = {
 }
 """Test log-likelihoods in the order of the sets: Table 1 of the paper; for dvi-hetero, Table 2 of Wu et al. (2019)."""
 
-ROWS = ("vbp", "dvi", "varout", "pbp", "deterministic", "vbp-cosine", "vbp-gates", "vbp-eb", "vbp-hetero", "dvi-hetero", "vbp-ensemble")
+ROWS = (
+    "vbp",
+    "dvi",
+    "varout",
+    "pbp",
+    "deterministic",
+    "vbp-cosine",
+    "vbp-gates",
+    "vbp-eb",
+    "vbp-hetero",
+    "vbp-hetero-gates",
+    "vbp-hetero-eb",
+    "dvi-hetero",
+    "vbp-ensemble",
+)
 """The order of the rows; others follow."""
 
 Cells = dict[str, dict[str, Any]]

@@ -17,8 +17,8 @@ needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARP
 
 def made_up(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
-    x = random.normal(size=(60, 3)) * [1, 5, 0]  # a constant feature, as naval has
-    return x, 7 + 3 * x[:, 0] + random.normal(size=60), *data.published_splits(60, 20)
+    x = random.normal(size=(71, 3)) * [1, 5, 0]  # 64 rows for training, four whole batches; a constant feature, as naval has
+    return x, 7 + 3 * x[:, 0] + random.normal(size=71), *data.published_splits(71, 20)
 
 
 @pytest.fixture
@@ -68,12 +68,35 @@ def test_scores_are_in_the_unit_of_the_target() -> None:
 
 
 @pytest.mark.usefixtures("without_files")
-def test_an_ensemble_and_a_sampling_method_have_exact_moments_too() -> None:
+def test_every_kind_of_recipe_has_own_and_exact_scores() -> None:
     splits = data.regression("yacht", (0, 1))
-    for recipe in (table1.Recipe(table1.vp.VBP, members=2), table1.Recipe(table1.vp.LOCAL_REPARAM)):
-        for result in table1.train(recipe, splits, 1, 0):
+    for recipe in (
+        table1.Recipe(table1.vp.VBP, members=2),
+        table1.Recipe(table1.vp.LOCAL_REPARAM),
+        table1.Recipe(table1.vp.VBP, noise="heteroscedastic", settle=0.5),
+    ):
+        for result in table1.train(recipe, splits, 2, 0):
             assert result.exact is not None
             assert np.isfinite([*result.own.values(), *result.exact.values()]).all()
+
+
+def test_a_heteroscedastic_network_starts_where_the_settled_one_was() -> None:
+    recipe = table1.Recipe(table1.vp.DVI, noise="heteroscedastic")
+    settled = table1.Recipe(table1.vp.DVI).objective(10, 3, 20, seed=0)
+    settled.likelihood.update(torch.tensor([0.3]))
+    member = recipe.objective(10, 3, 20, seed=1)
+    table1.take_over(member, settled)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(member.predict(x).mean, settled.predict(x).mean)
+    torch.testing.assert_close(member.predict(x).epistemic, settled.predict(x).epistemic)
+    torch.testing.assert_close(member.predict(x).aleatoric, settled.predict(x).aleatoric, rtol=0.01, atol=0)
+
+
+@pytest.mark.usefixtures("without_files")
+def test_the_row_of_pbp_filters_every_split() -> None:
+    first, second = table1.filtered(data.regression("yacht", (0, 1)), 1, 0)
+    assert first.own != second.own
+    assert np.isfinite([*first.own.values(), *second.own.values()]).all()
 
 
 @pytest.mark.usefixtures("without_files")

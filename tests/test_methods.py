@@ -7,6 +7,8 @@ import pickle
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import varprop as vp
@@ -179,6 +181,53 @@ def test_compiled_without_a_break_equals_eager(case: Case, method: vp.Method) ->
     compiled = torch.compile(lambda m, v: method(module, Gaussian.of(m, v)), fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         close(compiled(x.mean, x.var), method(module, x))
+
+
+# ---------------------------------------------------------------------------------------------------------- of any shape
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
+    """A convolution or its transpose in one to three dimensions with any options, and an input that it takes."""
+    n = draw(st.integers(1, 3))
+    transposed = draw(st.booleans())
+    kind = getattr(nn, f"Conv{'Transpose' * transposed}{n}d")
+    groups = draw(st.integers(1, 3))
+    channels = [groups * draw(st.integers(1, 2)) for _ in range(2)]
+    kernel, stride, dilation = (draw(st.tuples(*[st.integers(1, 3)] * n)) for _ in range(3))
+    padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
+    module = kind(*channels, kernel, stride, padding, groups=groups, dilation=dilation, bias=draw(st.booleans()))
+    return module, (2, channels[0], *(d * (k - 1) + draw(st.integers(1, 4)) for k, d in zip(kernel, dilation, strict=True)))
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
+    """A pooling layer in one to three dimensions with any options, and an input that it takes."""
+    n = draw(st.integers(1, 3))
+    kernel, stride = (draw(st.tuples(*[st.integers(1, 3)] * n)) for _ in range(2))
+    padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
+    options = {"ceil_mode": draw(st.booleans())}
+    if draw(st.booleans()):
+        module = getattr(nn, f"MaxPool{n}d")(kernel, stride, padding, **options)
+    else:
+        module = getattr(nn, f"AvgPool{n}d")(kernel, stride, padding, count_include_pad=draw(st.booleans()), **options)
+    return module, (2, 2, *(k + draw(st.integers(0, 5)) for k in kernel))
+
+
+@settings(deadline=None, max_examples=60)
+@given(case=st.one_of(convolutions(), pools()))
+def test_the_mean_of_vbp_is_the_layer_itself_whatever_its_options(case: tuple[nn.Module, tuple[int, ...]]) -> None:
+    module, shape = case
+    if isinstance(module, vp.posterior.RANDOM_LAYERS):
+        vp.variational(module)
+    x = Gaussian(torch.randn(shape), torch.rand(shape))
+    with torch.no_grad():
+        out, exact, expected = vp.VBP(module, x), vp.DVI(module, x), module(x.mean)
+    torch.testing.assert_close(out.mean, expected)
+    assert out.var.shape == exact.mean.shape == exact.var.shape == expected.shape
+    assert (out.var >= 0).all()
+    if isinstance(module, nn.modules.pooling._MaxPoolNd):
+        assert (exact.mean >= out.mean - 1e-5).all()
 
 
 # ------------------------------------------------------------------------------------------------------------ as tables

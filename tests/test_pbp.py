@@ -190,6 +190,12 @@ def test_a_target_that_is_not_a_number_leaves_the_weights_as_they_were():
     assert torch.equal(pbp.belief.logvar, before.logvar)
 
 
+def test_the_posterior_starts_at_random_means_and_the_prior_variance():
+    mean, logvar, _ = vp.AssumedDensityFilter(network(99, 300, 1)).belief
+    assert mean[0, : 100 * 300].std().item() == pytest.approx(0.1, rel=0.03)
+    assert (logvar.exp() - 1.2).abs().max() < 1e-12
+
+
 # ------------------------------------------------------------------------------------------------------------ gamma beliefs
 
 

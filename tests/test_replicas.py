@@ -106,12 +106,12 @@ def test_a_sampling_method_draws_for_each_replica() -> None:
 
 
 def test_each_replica_stops_at_its_own_best_epoch() -> None:
-    """Against the same training cut off after every possible number of epochs."""
+    """Against the same training cut off after every possible number of epochs; the last replica would get better again, too late."""
     torch.manual_seed(0)
-    start = [CASES["vbp"]() for _ in range(3)]
+    start = [CASES["heteroscedastic"]() for _ in range(3)]
     x, y = data("vbp")
-    validation = x[:, :7] + 0.3, y[:, :7] * torch.tensor([1.0, 0.2, -1.0]).view(3, 1, 1)  # the worse, the earlier to stop
-    epochs, options = 6, {"lr": 0.05, "batch_size": N}
+    validation = x[:, :7] + 0.3, y[:, :7] * torch.tensor([1.0, 0.2, -1.0]).view(3, 1, 1)
+    epochs, options = 6, {"lr": 1.0, "batch_size": N}
     cut = [copy.deepcopy(start) for _ in range(epochs)]
     for epoch, members in enumerate(cut):
         vp.replicas.fit(members, x, y, epochs=epoch + 1, **options)  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_each_replica_stops_at_its_own_best_epoch() -> None:
                 break
         assert close(stopped[r], cut[best][r])
         bests.append(best)
-    assert len(set(bests)) > 1
+    assert bests == [1, 2, 0]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own

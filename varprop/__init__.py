@@ -9,6 +9,7 @@ from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Metho
 from .modelfile import ModelFileError, load, save
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import posteriors, variational
+from .report import report
 from .training import fit
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ __all__ = [
     "predictive",
     "priors",
     "replicas",
+    "report",
     "save",
     "variational",
     "vbp",

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.utils import _pytree as pytree
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from .methods import PBP, Method
 from .methods.pbp import scale
 from .objectives import LogMarginal
 from .posterior import posteriors
 from .predictive import NormalPredictive
-
-LOWEST_LOGVAR = math.log(1e-100)
 
 
 class Gamma(NamedTuple):
@@ -79,7 +76,7 @@ class AssumedDensityFilter:
     :param replicas: filter this many posteriors at once, each on data of its own: x and y then have a leading dimension of this size.
     :param noise: shape and rate of the gamma belief about the noise's precision, before data.
     :param prior: shape and rate of the gamma belief about the weights' precision.
-    :param compile: let `torch.compile` fuse a visit, which needs a C++ compiler, some ten seconds once, and a tenth of the time after that.
+    :param compile: make machine code of a visit, which needs a C++ compiler and some ten seconds, and then a tenth of the time.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(1, 10), nn.ReLU(), nn.Linear(10, 1)), biases=True)
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
@@ -115,8 +112,8 @@ class AssumedDensityFilter:
         var = self.prior.variances[0, 0]
         self.belief = Belief(mean, var.log().expand_as(mean).clone(), gamma(*noise))
         self._sites = Site((1 / var).expand_as(mean), torch.zeros_like(mean), torch.zeros_like(mean))
-        self._visit_all: Visit = vmap(self._visit)
         self._compile = compile
+        self._programs: dict[tuple[torch.Size, ...], Visit] = {}
 
     def fit(self, x: Tensor, y: Tensor, epochs: int = 40) -> None:
         """Visit all data in random order, then refresh the prior, `epochs` times; put the (first) posterior into the network."""
@@ -136,12 +133,13 @@ class AssumedDensityFilter:
     @torch.no_grad()
     def _filter(self, x: Tensor, y: Tensor) -> None:
         # A visit sees, of each replica, a batch of one.
-        steps = [t.transpose(0, 1).unsqueeze(2).contiguous() for t in (x, y)]
-        if self._compile:
-            self._visit_all = _compiled(self._visit_all, self.belief, *(t[0] for t in steps))
-            self._compile = False
-        for datum in zip(*steps, strict=True):
-            self.belief = self._visit_all(self.belief, *datum)
+        xs, ys = (t.transpose(0, 1).unsqueeze(2).contiguous() for t in (x, y))
+        shapes = xs.shape[1:], ys.shape[1:]
+        if shapes not in self._programs:
+            self._programs[shapes] = _program(vmap(self._visit), self.belief, xs[0], ys[0], compile=self._compile)
+        visit = self._programs[shapes]
+        for datum in zip(xs, ys, strict=True):
+            self.belief = visit(self.belief, *datum)
 
     def _visit(self, q: Belief, x: Tensor, y: Tensor) -> Belief:
         """Moments of the weights after one data point, from the gradients of its log marginal (Eq. 28):
@@ -158,7 +156,7 @@ class AssumedDensityFilter:
         (g_mean, g_logvar), z = grad(log_z, argnums=(0, 1), has_aux=True)(q.mean, q.logvar)
         var = q.logvar.exp()
         logvar = q.logvar + torch.log1p(2 * g_logvar - var * g_mean.square())
-        sound = (logvar > LOWEST_LOGVAR) & (logvar < math.inf)
+        sound = logvar.isfinite()
         mean = torch.where(sound, q.mean + var * g_mean, q.mean)
         return Belief(mean, torch.where(sound, logvar, q.logvar), q.noise.after(z))
 
@@ -213,26 +211,29 @@ class AssumedDensityFilter:
         return [x, y]
 
 
-def _compiled(visit: Visit, *example: Any) -> Visit:
-    """The same function for arguments of the example's shapes, as machine code.
+def _program(visit: Visit, q: Belief, x: Tensor, y: Tensor, compile: bool) -> Visit:
+    """The same function of arguments of these shapes, as plain tensor operations or, compiled, as machine code.
 
-    Traced to a flat graph and given to Inductor without `torch.compile` in between, whose checks on every call take longer than the visit.
+    Tracing it once leaves the cost of mapping, of module calls and of recording gradients out of every visit. Inductor is called without
+    `torch.compile`, whose checks of the arguments would take as long as the visit.
     """
-    from torch._inductor import compile as machine_code  # half of the time that importing varprop would take
-    from torch.fx.experimental.proxy_tensor import make_fx
 
-    leaves, structure = pytree.tree_flatten(example)
+    def flat(mean: Tensor, logvar: Tensor, shape: Tensor, rate: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        new = visit(Belief(mean, logvar, Gamma(shape, rate)), x, y)
+        return new.mean, new.logvar, *new.noise
 
-    def flat(*leaves: Tensor) -> list[Tensor]:
-        return pytree.tree_leaves(visit(*pytree.tree_unflatten(leaves, structure)))
+    example: list[Any] = [q.mean, q.logvar, *q.noise, x, y]
+    program: Any = make_fx(flat)(*example)
+    if compile:
+        from torch._inductor import compile as machine_code  # importing it takes seconds
 
-    code = machine_code(make_fx(flat)(*leaves), leaves)
+        program = machine_code(program, example)
 
-    def call(q: Belief, x: Tensor, y: Tensor) -> Belief:
-        mean, logvar, *noise = code(q.mean, q.logvar, *q.noise, x, y)
+    def run(q: Belief, x: Tensor, y: Tensor) -> Belief:
+        mean, logvar, *noise = program(q.mean, q.logvar, *q.noise, x, y)
         return Belief(mean, logvar, Gamma(*noise))
 
-    return call
+    return run
 
 
 def _renewed(prior: Gamma, site: Site, m: Tensor, v: Tensor) -> tuple[Gamma, Site]:

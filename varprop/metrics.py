@@ -7,7 +7,53 @@ import math
 import torch
 from torch import Tensor
 
-from .predictive import ClassPredictive, NormalPredictive, Predictive, Regression, RegressionMixture, check_shape
+from .predictive import (
+    ClassPredictive,
+    LabelPredictive,
+    NormalPredictive,
+    Predictive,
+    Regression,
+    RegressionMixture,
+    check_shape,
+    two_classes,
+)
+
+
+def summary(p: Predictive, y: Tensor) -> dict[str, float]:
+    """The measures that suit a prediction, by name.
+
+    >>> p = vp.predictive.ClassPredictive(torch.tensor([[0.8, 0.2], [0.2, 0.8]]), torch.zeros(2))
+    >>> {name: round(value, 3) for name, value in summary(p, torch.tensor([0, 0])).items()}    # doctest: +NORMALIZE_WHITESPACE
+    {'cases': 2, 'accuracy': 0.5, 'log-likelihood': -0.916, 'Brier score': 0.68, 'calibration error (ECE)': 0.3,
+     'entropy': 0.5, 'mutual information': 0.5}
+    """
+    if isinstance(p, LabelPredictive):
+        p, y = two_classes(p), y.flatten().long()
+    measures: dict[str, Tensor]
+    if isinstance(p, Regression):
+        low, high = p.interval(0.9)
+        measures = {
+            "root mean squared error": rmse(p, y),
+            "mean absolute error": (p.mean - y).abs().mean(),
+            "log-likelihood": log_likelihood(p, y),
+            "CRPS": crps(p, y),
+            "coverage of 90 % intervals": coverage(p, y),
+            "width of 90 % intervals": (high - low).mean(),
+            "epistemic share of the variance": p.epistemic.sum() / p.var.sum(),
+        }
+    elif isinstance(p, ClassPredictive):
+        truth = torch.nn.functional.one_hot(y, p.probs.shape[1]).movedim(-1, 1)
+        measures = {
+            "accuracy": (p.probs.argmax(1) == y).double().mean(),
+            "log-likelihood": log_likelihood(p, y),
+            "Brier score": (p.probs - truth).square().sum(1).mean(),
+            "calibration error (ECE)": ece(p, y),
+            "entropy": p.entropy.mean(),
+            "mutual information": p.mutual_information.mean(),
+        }
+    else:
+        measures = {"log-likelihood": log_likelihood(p, y)}
+    return {"cases": len(y), **{name: float(value) for name, value in measures.items()}}
 
 
 def log_likelihood(p: Predictive, y: Tensor) -> Tensor:

@@ -189,6 +189,47 @@ class RegressionMixture(Mixture, Regression):
         return (low + high) / 2
 
 
+def concatenate(parts: Sequence[Predictive]) -> Predictive:
+    """Predictions for the parts of a data set, as one for all of it.
+
+    >>> part = NormalPredictive(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2, 1))
+    >>> concatenate([part, part]).mean.shape
+    torch.Size([4, 1])
+    """
+    first: Any = parts[0]
+    return type(first)(*(_join([getattr(p, field.name) for p in parts]) for field in fields(first)))
+
+
+def _join(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(values))
+    if isinstance(first, Gaussian):
+        return Gaussian.of(_join([v.mean for v in values]), _join([v.var for v in values]))
+    if isinstance(first, Sequence):
+        return [concatenate(components) for components in zip(*values, strict=True)]
+    return first
+
+
+def rescaled(p: Predictive, mean: Tensor | float, scale: Tensor | float) -> Predictive:
+    """The prediction of scale · y + mean, from one of numbers y.
+
+    >>> p = NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+    >>> rescaled(p, 5.0, 2.0).interval(0.9)
+    (tensor([[1.7103]]), tensor([[8.2897]]))
+    """
+    if isinstance(p, RegressionMixture):
+        return mixture([rescaled(component, mean, scale) for component in p.components])
+    if not isinstance(p, NormalPredictive):
+        raise TypeError(f"rescaled: needs a normal prediction or a mixture of normal ones, got {type(p).__name__}.")
+    return NormalPredictive(p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)
+
+
+def two_classes(p: LabelPredictive) -> ClassPredictive:
+    """Every label as a case of its own, with the classes off and on."""
+    return ClassPredictive(torch.stack([p.complement.flatten(), p.probs.flatten()], 1), p.expected_entropy.flatten())
+
+
 def _average(components: Sequence[Predictive], name: str) -> Tensor:
     return torch.stack([getattr(p, name) for p in components]).mean(0)
 

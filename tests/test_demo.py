@@ -1,0 +1,20 @@
+"""The demo, shortened: what `make demo` shows exists and is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from varprop import demo, training
+
+
+def test_the_demo_prints_tables_and_writes_a_page_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "fit", lambda elbo, data, **options: training.fit(elbo, data, **{**options, "epochs": 2}))
+    demo.demo(tmp_path)
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("diabetes", "digits", "plain network", "VBP", "calibration error"))
+    assert (tmp_path / "regression.png").stat().st_size > 10_000
+    assert "</html>" in (tmp_path / "report.html").read_text()

@@ -1,0 +1,75 @@
+"""The documentation: its examples run, its equations are those that the code cites, its tables hold every rule."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from torch import nn
+
+import varprop as vp
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+layers = load("layers")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples_run(page: Path, doctest_namespace: dict[str, object]) -> None:
+    result = doctest.testfile(str(page), module_relative=False, globs=dict(doctest_namespace))
+    assert result.failed == 0
+
+
+def cited() -> set[int]:
+    return {int(n) for file in (ROOT / "varprop").rglob("*.py") for n in re.findall(r"Eq\. (\d+)", file.read_text())}
+
+
+def test_every_cited_equation_is_on_the_page_of_mathematics_under_its_number() -> None:
+    labels = [int(n) for n in re.findall(r"^\$\$ \(eq-(\d+)\)$", (DOCS / "maths.md").read_text(), re.MULTILINE)]
+    assert labels == list(range(1, len(labels) + 1)), "Sphinx numbers equations in their order on the page"
+    assert cited() == set(labels)
+
+
+def test_pages_refer_only_to_equations_that_exist() -> None:
+    for page in PAGES:
+        assert {int(n) for n in re.findall(r"\{eq\}`eq-(\d+)`", page.read_text())} <= cited(), page.name
+
+
+@pytest.mark.parametrize("method", [*vp.METHODS.values(), vp.vbp(10.0)], ids=lambda method: method.name)
+def test_every_rule_of_every_table_is_on_the_page_of_layers(method: vp.Method) -> None:
+    page = layers.page()
+    for layer, rule in method.rules.items():
+        assert layers.kind(rule).word
+        if layer is not nn.Module:
+            assert f"\n| `{layer.__name__}` |" in page
+
+
+def test_the_tables_say_what_the_rules_are() -> None:
+    assert [layers.cell(method, nn.ReLU) for method in (vp.VBP, vp.DVI, vp.LOCAL_REPARAM, vp.DETERMINISTIC)] == [
+        "approximate, {eq}`eq-4`",
+        "exact, {eq}`eq-6`",
+        "sampled",
+        "plain",
+    ]
+    assert layers.cell(vp.Method("EMPTY", {}), nn.ReLU) == "none"
+
+
+def test_a_rule_without_a_kind_stops_the_build() -> None:
+    with pytest.raises(KeyError, match="add its function to KINDS"):
+        layers.kind(lambda method, module, x: x)

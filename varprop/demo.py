@@ -1,0 +1,142 @@
+"""What `varprop demo` shows: real data, a plain network and the same network with uncertainty, and a picture."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from sklearn.datasets import load_diabetes, load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+
+from . import likelihoods, metrics, priors
+from .methods import DETERMINISTIC, DVI, VBP, Method
+from .objectives import ELBO
+from .posterior import variational
+from .report import report
+from .training import fit
+
+METHODS = {"plain network": DETERMINISTIC, "VBP": VBP}
+
+
+def demo(out: str | Path = "demo") -> None:
+    """Fit diabetes and digits, print how well each network knows what it does not know, and draw a regression with its band."""
+    console = Console()
+    console.print("[bold]diabetes[/]: 442 patients, 10 measurements, progress of the disease after a year")
+    console.print(_table("test log-likelihood", "RMSE", "in 90 % interval", **_diabetes()))
+    console.print("[bold]digits[/]: 1797 images of 8 × 8 pixels, a small convolutional network")
+    console.print(_table("test log-likelihood", "error", "calibration error", **_digits(Path(out) / "report.html")))
+    console.print(f"A page about the last of these networks: {Path(out) / 'report.html'}")
+    console.print(f"A regression with its uncertainty: {_curve(Path(out) / 'regression.png')}")
+
+
+def _objective(net: nn.Module, method: Method, likelihood: likelihoods.Likelihood, precision: float, n: int) -> ELBO:
+    net = copy.deepcopy(net)
+    if method is VBP:
+        variational(net)
+    return ELBO(net, method, likelihood, priors.Normal(precision), n_data=n)
+
+
+def _diabetes() -> dict[str, list[float]]:
+    X, y = (torch.tensor(a, dtype=torch.float32) for a in load_diabetes(return_X_y=True))
+    x_train, x_test, y_train, y_test = _split(X, y.unsqueeze(-1))
+    (x_train, x_test), _ = _standardised(x_train, x_test)
+    (y_train, y_test), scale = _standardised(y_train, y_test)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 1))
+    rows = {}
+    for name, method in METHODS.items():
+        elbo = _objective(net, method, likelihoods.Normal(), 10.0, len(x_train))
+        fit(elbo, (x_train, y_train), epochs=150, batch_size=32, schedule="cosine")
+        p: Any = elbo.predict(x_test)
+        likelihood = metrics.log_likelihood(p, y_test) - math.log(scale)
+        rows[name] = [float(likelihood), float(metrics.rmse(p, y_test) * scale), float(metrics.coverage(p, y_test, 0.9))]
+    return rows
+
+
+def _digits(page: Path) -> dict[str, list[float]]:
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    x_train, x_test, y_train, y_test = _split(x, torch.tensor(labels))
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 3),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(128, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+    rows = {}
+    for name, method in METHODS.items():
+        elbo = _objective(net, method, likelihoods.Categorical(), 1.0, len(x_train))
+        history = fit(elbo, (x_train, y_train), epochs=20, lr=0.005, schedule="cosine")
+        p: Any = elbo.predict(x_test)
+        error = (p.probs.argmax(1) != y_test).float().mean()
+        rows[name] = [float(metrics.log_likelihood(p, y_test)), float(error), float(metrics.ece(p, y_test))]
+    report(elbo, x_test, y_test, page, history)
+    return rows
+
+
+def _curve(out: Path) -> Path:
+    """A noisy sine, seen on both sides of a gap, by two methods."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.cat([torch.rand(120, 1, generator=generator) * 2 - 3, torch.rand(120, 1, generator=generator) * 2 + 1])
+    y = torch.sin(2 * x) + 0.1 * torch.randn(x.shape, generator=generator)
+    fits = {}
+    for name, method, kl_z_weight in (("VBP, gates' divergence kept", VBP, 0.1), ("DVI", DVI, 0.0)):
+        torch.manual_seed(0)
+        net = variational(nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1)))
+        elbo = ELBO(net, method, likelihoods.Normal(), priors.Normal(0.5), n_data=len(x), kl_z_weight=kl_z_weight)
+        fit(elbo, (x, y), epochs=200, batch_size=40, lr=0.02, schedule="cosine")
+        fits[name] = elbo
+    return draw(fits, x, y, out)
+
+
+def draw(fits: dict[str, ELBO], x: Tensor, y: Tensor, path: Path) -> Path:
+    """Data, mean and 90 % band of regressions in one dimension; the inner band is what more data would remove."""
+    from matplotlib.figure import Figure
+
+    grid = torch.linspace(float(x.min()) - 2, float(x.max()) + 2, 400).unsqueeze(-1)
+    axis = grid.flatten()
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    for axes, (name, elbo) in zip(figure.subplots(1, len(fits), sharey=True), fits.items(), strict=True):
+        p: Any = elbo.predict(grid)
+        low, high = p.interval(0.9)
+        spread = NormalDist().inv_cdf(0.95) * p.epistemic.sqrt()
+        axes.fill_between(axis, low.flatten(), high.flatten(), color="#9ecae1", alpha=0.5, lw=0, label="90 % of new data")
+        inner = ((p.mean + sign * spread).flatten() for sign in (-1, 1))
+        axes.fill_between(axis, *inner, color="#3182bd", alpha=0.4, lw=0, label="of it, from unknown weights")
+        axes.plot(axis, p.mean.flatten(), color="#08519c", lw=1.8, label="mean")
+        axes.plot(x.flatten(), y.flatten(), ".", color="#333333", ms=3, label="data")
+        axes.set(xlabel="x", title=name)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(frameon=False, loc="lower center", fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _split(x: Tensor, y: Tensor) -> list[Tensor]:
+    parts: list[Tensor] = train_test_split(x, y, test_size=0.25, random_state=0)
+    return parts
+
+
+def _standardised(train: Tensor, test: Tensor) -> tuple[tuple[Tensor, Tensor], float]:
+    mean, std = train.mean(0), train.std(0)
+    return ((train - mean) / std, (test - mean) / std), float(std.mean())
+
+
+def _table(*columns: str, **rows: list[float]) -> Table:
+    table = Table("", *columns)
+    for name, values in rows.items():
+        table.add_row(name, *(f"{value:.3f}" for value in values))
+    return table

@@ -1,0 +1,60 @@
+"""Where uncertainty comes from: each layer's part in the variance of the output, and how sure its weights are."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from ..gaussian import Gaussian, mean_of
+from ..objectives import ELBO
+from ..posterior import is_random, posteriors
+
+
+@torch.no_grad()
+def variance_shares(elbo: ELBO, x: Tensor) -> dict[str, float]:
+    """For each random layer, the variance of the output when no other layer is random, over the variance when all are.
+
+    The shares need not sum to one: variances of several layers multiply, and a gate lets them through in part.
+
+    >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
+    >>> elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=100)
+    >>> list(variance_shares(elbo, torch.randn(16, 2)))
+    ['0', '2']
+    """
+    layers = [name for name, layer in elbo.net.named_modules() if is_random(layer)]
+    total = _variance(elbo, elbo.net, x)
+    return {name: _variance(elbo, _only_random(elbo.net, name), x) / total for name in layers} if total > 0 else {}
+
+
+def _only_random(net: nn.Module, chosen: str) -> nn.Module:
+    net = deepcopy(net)
+    for name, layer in net.named_modules():
+        if is_random(layer) and name != chosen:
+            for parameter_name, parameter in layer.named_parameters():
+                if "logvar" in parameter_name:
+                    parameter.fill_(-torch.inf)
+    return net
+
+
+def _variance(elbo: ELBO, net: nn.Module, x: Tensor, samples: int = 64) -> float:
+    """Variance of the output, averaged over data and outputs; over passes, where the method draws them."""
+    if elbo.method.samples:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            f = torch.stack([mean_of(elbo.method(net, x)) for _ in range(samples)])
+        return float(f.var(0).mean())
+    output = elbo.method(net, x)
+    return float(output.var.mean()) if isinstance(output, Gaussian) else 0.0
+
+
+@torch.no_grad()
+def signal_to_noise(net: nn.Module) -> dict[str, Tensor]:
+    """|mean| / standard deviation of every random weight, by the name of its tensor.
+
+    >>> net = vp.variational(nn.Sequential(nn.Linear(2, 1)), logvar=-4.0)
+    >>> signal_to_noise(net)["0.weight"].shape
+    torch.Size([1, 2])
+    """
+    return {name: q.mean.abs() * torch.exp(-q.logvar / 2) for name, q in posteriors(net)}
