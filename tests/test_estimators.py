@@ -281,3 +281,12 @@ def test_intervals_of_mapie_take_the_regressor(regressor: BayesianMLPRegressor) 
     conformal = mapie.SplitConformalRegressor(regressor, confidence_level=0.9, prefit=True).conformalize(X[260:360], Y[260:360])
     _, interval = conformal.predict_interval(X[360:])
     assert 0.75 < np.mean((interval[:, 0, 0] < Y[360:]) & (Y[360:] < interval[:, 1, 0])) <= 1
+
+
+@pytest.mark.parametrize("rows", [64, 3200, 50_000, 10**6])
+def test_automatic_epochs_keep_the_steps_within_their_bounds(rows: int) -> None:
+    model = vp.BayesianMLPRegressor()
+    batch = model._batch_size(rows)
+    steps = model._epochs(rows, batch) * -(-rows // batch)
+    assert steps >= 4000 - -(-rows // batch)
+    assert steps <= 20_000 + -(-rows // batch)
