@@ -44,7 +44,7 @@ KINDS: dict[Callable[..., Any], Kind] = {
     _gate: Kind("approximate", 4),
     _winner_pool: Kind("approximate", 7),
     fn.rectify: Kind("exact", 6),
-    dvi._clark_pool: Kind("approximate", 8),
+    dvi.clark_pool: Kind("approximate", 8),
 }
 
 TITLES = {

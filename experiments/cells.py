@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def finished(path: Path, configuration: dict[str, Any]) -> bool:
     """Whether the cell is there and was computed by this configuration."""
+    commit()  # noted before the computing: the tree may move on meanwhile
     return path.exists() and json.loads(path.read_text())["configuration"] == configuration
 
 
@@ -37,6 +39,7 @@ def _cpu() -> str:
     return names[0] if names else platform.processor()
 
 
+@cache
 def commit() -> str:
     """The commit that the code is at; with a plus where its Python files differ from it."""
 

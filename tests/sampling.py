@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 import varprop as vp
-from varprop.posterior import Posterior
+from varprop.posterior import draw
 
 CHUNK = 2_000
 STANDARD_ERRORS = 5.0
@@ -70,7 +70,7 @@ def assert_agrees(method: vp.Method, module: nn.Module, x: vp.Gaussian | Tensor,
 
 
 def _run(module: nn.Module, x: vp.Gaussian | Tensor, n: int) -> Tensor:
-    weights = {name: _weight(module, name, q, n) for name, q in vp.posteriors(module)}
+    weights = draw(module, n)
 
     def once(weights: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(module, weights, (x,))
@@ -82,24 +82,3 @@ def _run(module: nn.Module, x: vp.Gaussian | Tensor, n: int) -> Tensor:
 
 def _normal(n: int, like: Tensor) -> Tensor:
     return torch.randn((n, *like.shape), dtype=like.dtype)
-
-
-def _weight(module: nn.Module, name: str, q: Posterior, n: int) -> Tensor:
-    weight = q.mean + torch.exp(q.logvar / 2) * _normal(n, q.mean)
-    return weight if q.scales is None else weight * _scales(module.get_submodule(name.rpartition(".")[0]), q, n)
-
-
-def _scales(layer: nn.Module, q: Posterior, n: int) -> Tensor:
-    """Draws of a horseshoe's scales, each the root of a product of two log-normals, shaped to multiply the layer's weight."""
-
-    def root(mean: Tensor, logvar: Tensor) -> Tensor:
-        return torch.exp((mean + torch.exp(logvar / 2) * _normal(n, mean)).sum(1) / 2)
-
-    assert q.scales is not None
-    group, whole = root(q.scales.group_mean, q.scales.group_logvar), root(q.scales.layer_mean, q.scales.layer_logvar)
-    if isinstance(layer, nn.Linear):
-        group = group[:, None, :]
-    elif layer.transposed:  # weights are (in, out/groups, ...), and the inputs of a group feed that group's outputs
-        group = group.view(n, layer.groups, -1).repeat_interleave(layer.in_channels // layer.groups, 1)
-    extra = 1 + q.mean.dim() - group.dim()
-    return group.view(*group.shape, *(1,) * extra) * whole.view(n, *(1,) * q.mean.dim())

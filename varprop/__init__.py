@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from . import functional, likelihoods, metrics, predictive, priors, replicas
+from .audit import Audit, audit
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
-from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
+from .methods import CVBP, DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
 from .modelfile import ModelFileError, load, save
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import posteriors, variational
@@ -28,6 +29,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "CVBP",
     "DETERMINISTIC",
     "DVI",
     "ELBO",
@@ -36,6 +38,7 @@ __all__ = [
     "PBP",
     "VBP",
     "AssumedDensityFilter",
+    "Audit",
     "BayesianMLPClassifier",
     "BayesianMLPRegressor",
     "Gaussian",
@@ -44,6 +47,7 @@ __all__ = [
     "ModelFileError",
     "NoRuleError",
     "Terms",
+    "audit",
     "fit",
     "functional",
     "likelihoods",

@@ -164,6 +164,41 @@ def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
             yield f"{prefix}bias", Posterior(layer.bias, layer.bias_logvar)
 
 
+def draw(net: nn.Module, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    """n draws of every random tensor, stacked in front, by name: with `torch.func.functional_call`, n plain networks.
+
+    >>> net = vp.variational(nn.Sequential(nn.Linear(3, 2)))
+    >>> vp.posterior.draw(net, 5)["0.weight"].shape
+    torch.Size([5, 2, 3])
+    """
+
+    def normal(mean: Tensor, logvar: Tensor) -> Tensor:
+        noise = torch.randn((n, *mean.shape), generator=generator, dtype=mean.dtype, device=mean.device)
+        return mean + torch.exp(logvar / 2) * noise
+
+    def root(mean: Tensor, logvar: Tensor) -> Tensor:
+        return torch.exp(normal(mean, logvar).sum(1) / 2)
+
+    weights = {}
+    for name, q in posteriors(net):
+        weights[name] = normal(q.mean, q.logvar)
+        if q.scales is not None:
+            group, whole = root(q.scales.group_mean, q.scales.group_logvar), root(q.scales.layer_mean, q.scales.layer_logvar)
+            group = _along_weight(net.get_submodule(name.rpartition(".")[0]), group)
+            missing = (1,) * (weights[name].dim() - group.dim())
+            weights[name] = weights[name] * group.view(*group.shape, *missing) * whole.view(n, *(1,) * q.mean.dim())
+    return weights
+
+
+def _along_weight(layer: Layer, group: Tensor) -> Tensor:
+    """A scale for each group, in front of which are draws, along the axes of the layer's weight."""
+    if isinstance(layer, nn.Linear):
+        return group[:, None, :]
+    if layer.transposed:  # weights are (in, out/groups, ...), and the inputs of a group feed that group's outputs
+        return group.view(len(group), layer.groups, -1).repeat_interleave(layer.in_channels // layer.groups, 1)
+    return group
+
+
 def random_weight(layer: Layer) -> Weight:
     """The layer's weight as the rules take it: a plain tensor, or one with a variance."""
     weight: Tensor = layer.weight

@@ -14,7 +14,7 @@ from .base import Method
 from .moments import MAX_POOLS, SHARED, activation, bent, per_dimension
 
 
-def _clark_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
+def clark_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
     """The maximum of each window, two entries at a time, each result taken as normal again (Eq. 8)."""
     outputs = module(x.mean).shape[-n:]
     sizes = x.shape[-n:]
@@ -38,5 +38,5 @@ def _clark_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
 
 DVI = Method(
     "DVI",
-    {**SHARED, **bent(fn.rectify), **{kind: partial(activation, partial(_clark_pool, n)) for kind, n in MAX_POOLS.items()}},
+    {**SHARED, **bent(fn.rectify), **{kind: partial(activation, partial(clark_pool, n)) for kind, n in MAX_POOLS.items()}},
 )

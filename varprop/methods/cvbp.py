@@ -1,0 +1,27 @@
+"""Consistent VBP: the means of VBP, which are the plain network's, with variances that count what its gates leave out.
+
+VBP gives a closed unit no variance, and training without a price on the gates then returns its weights to the prior. Here a
+unit's variance is the mean squared deviation of the true activation from the gate's value: a closed unit pays for its weights.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from .. import functional as fn
+from ..gaussian import Gaussian
+from ..posterior import Layer
+from .base import Method
+from .dvi import clark_pool
+from .moments import MAX_POOLS, SHARED, activation, bent
+
+
+def _anchored_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
+    """The largest mean of each window, with the mean squared deviation of the maximum from it."""
+    return fn.anchor(module(x.mean), clark_pool(n, module, x))
+
+
+CVBP = Method(
+    "CVBP",
+    {**SHARED, **bent(fn.anchored), **{kind: partial(activation, partial(_anchored_pool, n)) for kind, n in MAX_POOLS.items()}},
+)
