@@ -131,6 +131,14 @@ def fashion_mnist() -> Images:
     return mnist("FashionMNIST")
 
 
+def strangers() -> dict[str, Tensor]:
+    """Test images of the size of MNIST's that show no digits."""
+    letters = _idx(folder() / "notMNIST_test" / "t10k-images-idx3-ubyte.gz").unsqueeze(1)
+    with np.load(_present(folder() / "KMNIST_test" / "kmnist-test-imgs.npz"), allow_pickle=False) as d:
+        characters = torch.tensor(d["arr_0"]).unsqueeze(1)
+    return {"FashionMNIST": fashion_mnist()[2], "KMNIST": characters, "notMNIST": letters}
+
+
 def _idx(path: Path) -> Tensor:
     """An array in the format of MNIST: its rank in byte 3, its shape as big-endian integers, its bytes."""
     with gzip.open(_present(path), "rb") as file:

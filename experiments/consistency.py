@@ -1,0 +1,165 @@
+"""Does the posterior that was trained predict what the method says? Own moments against exact ones, and what depends on it.
+
+    python -m experiments.consistency
+
+Nine regression sets with one hidden layer, through the rows of `experiments.table1`, and two sets of images with a strided LeNet. Every
+row is one recipe. Results are in experiments/results/consistency and, for regression, in experiments/results/table1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+import varprop as vp
+from varprop.posterior import draw
+
+from . import cells, data, table1
+
+REGRESSION = {
+    "VBP as in the paper": "vbp-cosine",
+    "VBP, gates' divergence × 0.1": "vbp-gates",
+    "VBP, gates' divergence × 1": "vbp-gates-1",
+    "DVI": "dvi-cosine",
+    "CVBP": "cvbp",
+}
+"""Rows of Table 1, all by one schedule."""
+
+IMAGES: dict[str, tuple[vp.Method, float]] = {
+    "vbp": (vp.VBP, 0.0),
+    "vbp-gates": (vp.VBP, 0.01),
+    "dvi": (vp.DVI, 0.0),
+    "cvbp": (vp.CVBP, 0.0),
+}
+"""Method and weight of the gates' divergence."""
+
+EPOCHS, BATCH, DRAWS = 5, 128, 200
+SHARES = (0.5, 0.75, 0.9)
+
+
+def lenet(seed: int) -> nn.Sequential:
+    """The paper's strided LeNet at a fifth of its width."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Conv2d(1, 10, 5, 2),
+        nn.ReLU(),
+        nn.Conv2d(10, 20, 5, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(320, 100),
+        nn.ReLU(),
+        nn.Linear(100, 10),
+    )
+    return vp.variational(net, init="he")
+
+
+def images(kind: str, row: str, epochs: int, seed: int, rows: int | None) -> dict[str, Any]:
+    """Train on one set of images; audit, one drawn network, pruning and strangers on its test part."""
+    x, y, x_test, y_test = (t[:rows] for t in data.mnist(kind))
+    mean, std = x.float().mean(), x.float().std()
+
+    def scaled(t: Tensor) -> Tensor:
+        return (t.float() - mean) / std
+
+    x, x_test = scaled(x), scaled(x_test)
+    method, weight = IMAGES[row]
+    elbo = vp.ELBO(lenet(seed), method, vp.likelihoods.Categorical(), vp.priors.Normal(100.0), n_data=len(x), kl_z_weight=weight)
+    start = time.perf_counter()
+    vp.fit(elbo, (x, y), epochs=epochs, lr=1e-3, batch_size=BATCH, seed=seed, progress=False)
+    seconds = time.perf_counter() - start
+    audit = vp.audit(elbo, x_test, y_test, samples=DRAWS, tolerance=0.01)
+    print(f"{kind} {row}, {seconds:.0f} s\n{audit}", flush=True)
+    result = {"own": vars(audit.own), "exact": vars(audit.exact), "gate_kl": audit.gate_kl, "seconds": seconds}
+    assert audit.sampled is not None
+    result |= {"sampled": vars(audit.sampled), "idle": {units.layer: units.idle for units in audit.layers}}
+    result["one_draw_error"] = one_draw(elbo.net, x_test, y_test)
+    result["pruned_error"] = {str(share): error(pruned(elbo, share), x_test, y_test) for share in SHARES}
+    if kind == "MNIST":
+        strangers = {name: scaled(t[:rows]) for name, t in data.strangers().items()}
+        result["auroc"] = {name: auroc(elbo, x_test, t) for name, t in strangers.items()}
+    return result
+
+
+@torch.no_grad()
+def error(elbo: vp.ELBO, x: Tensor, y: Tensor) -> float:
+    return (torch.cat([elbo.predict(part).probs for part in x.split(1000)]).argmax(1) != y).double().mean().item()  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def one_draw(net: nn.Module, x: Tensor, y: Tensor, draws: int = 20) -> float:
+    """Mean error of single networks drawn from the posterior."""
+    weights = draw(net, draws, torch.Generator().manual_seed(0))
+    errors = []
+    for k in range(draws):
+        outputs = [torch.func.functional_call(net, {name: w[k] for name, w in weights.items()}, (part,)) for part in x.split(1000)]
+        errors.append((torch.cat(outputs).argmax(1) != y).double().mean().item())
+    return sum(errors) / draws
+
+
+@torch.no_grad()
+def pruned(elbo: vp.ELBO, share: float) -> vp.ELBO:
+    """Without the given share of the weights, those with the smallest |mean| / standard deviation: they become certain zeros."""
+    elbo = deepcopy(elbo)
+    ratios = torch.cat([(q.mean.abs() / q.var.sqrt()).flatten() for _, q in vp.posteriors(elbo.net)])
+    least = ratios.quantile(share)
+    for _, q in vp.posteriors(elbo.net):
+        gone = q.mean.abs() / q.var.sqrt() < least
+        q.mean[gone], q.logvar[gone] = 0.0, -torch.inf
+    return elbo
+
+
+@torch.no_grad()
+def auroc(elbo: vp.ELBO, known: Tensor, strange: Tensor) -> dict[str, float]:
+    """How well entropy and mutual information tell strangers from test images; also by networks drawn from the posterior."""
+    truth = torch.cat([torch.zeros(len(known)), torch.ones(len(strange))])
+    own: list[Any] = [elbo.predict(part) for part in torch.cat([known, strange]).split(1000)]
+    drawn = list(_averages(elbo.net, torch.cat([known, strange])))
+    scores = {
+        "entropy": torch.cat([p.entropy for p in own]),
+        "mutual_information": torch.cat([p.mutual_information for p in own]),
+        "entropy_drawn": torch.cat([torch.special.entr(p).sum(1) for p in drawn]),
+    }
+    return {name: float(roc_auc_score(truth, score)) for name, score in scores.items()}
+
+
+def _averages(net: nn.Module, x: Tensor, draws: int = 20) -> Iterator[Tensor]:
+    """Class probabilities averaged over drawn networks, for each part of the images."""
+    weights = draw(net, draws, torch.Generator().manual_seed(0))
+    run = torch.func.vmap(lambda w, part: torch.func.functional_call(net, w, (part,)), in_dims=(0, None))
+    for part in x.split(500):
+        yield run(weights, part).softmax(2).mean(0)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.consistency", description=__doc__.split("\n")[0])
+    parser.add_argument("--datasets", nargs="+", choices=data.SPLITS, default=list(data.SPLITS), metavar="NAME")
+    parser.add_argument("--images", nargs="*", choices=("MNIST", "FashionMNIST"), default=["MNIST", "FashionMNIST"])
+    parser.add_argument("--methods", nargs="+", choices=IMAGES, default=list(IMAGES), metavar="ROW", help="for the images")
+    parser.add_argument("--runs", type=int, default=1, help="seeds, for the images")
+    parser.add_argument("--epochs", type=int, help="instead of the rows' own")
+    parser.add_argument("--splits", type=int, help="the first so many splits; all by default")
+    parser.add_argument("--rows", type=int, help="the first so many images; all by default")
+    parser.add_argument("--out", type=Path, default=cells.RESULTS)
+    options = parser.parse_args(arguments)
+    for kind in options.images:
+        for row in options.methods:
+            for seed in range(options.runs):
+                configuration = {"images": kind, "row": row, "epochs": options.epochs or EPOCHS, "seed": seed, "rows": options.rows}
+                path = options.out / "consistency" / kind / f"{row}-{seed}.json"
+                if not cells.finished(path, configuration):
+                    cells.write(path, configuration, **images(kind, row, options.epochs or EPOCHS, seed, options.rows))
+    for row in REGRESSION.values():
+        for name in options.datasets:
+            table1.run(row, name, options.splits, options.epochs, 0, options.out / "table1")
+
+
+if __name__ == "__main__":
+    main()
