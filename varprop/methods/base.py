@@ -53,10 +53,15 @@ class Method:
         return self.rules[key]
 
     def function_rule(self, function: Callable[..., Any] | str) -> Rule | None:
-        """The rule of a function; of a tensor's method by its name, or else that of the function of this name in torch."""
-        if isinstance(function, str) and function not in self.rules:
-            return self.rules.get(getattr(torch, function, None))
-        return self.rules.get(function)
+        """The rule of a function or of a tensor's method by its name, or else that of the function of this name in torch."""
+        return self.rules.get(function, self.rules.get(in_torch(function)))
+
+
+def in_torch(function: Callable[..., Any] | str) -> Any:
+    """The function of torch that a tensor's method, or a function of a part of torch such as F.max_pool2d, goes by."""
+    if isinstance(function, str):
+        return getattr(torch, function, None)
+    return getattr(torch, function.__name__, None) if str(getattr(function, "__module__", None)).startswith("torch.") else None
 
 
 def row(keys: Any, module: nn.Module) -> type[nn.Module] | None:

@@ -24,7 +24,7 @@ from ..gaussian import Gaussian, mean_of, sqrt
 from ..posterior import Layer
 from . import functions
 from .base import Method, row
-from .graph import Ref, Step
+from .graph import Ref, Step, Values, filled, layer
 from .moments import AFFINE, PIECEWISE, SMOOTH, affine, piecewise
 
 Gain = Tensor | float
@@ -40,7 +40,7 @@ class Path:
     """The mean that enters each layer."""
 
 
-def corrected(method: Method, module: nn.Module, step: Step, values: dict[str, Any], out: Any) -> Any:
+def corrected(method: Method, module: nn.Module, step: Step, values: Values, out: Any) -> Any:
     """A sum with the covariance of its operands, where there is one and it is known (Eq. 41)."""
     both = covariance(method, module, step, values)
     if both is None:
@@ -48,7 +48,7 @@ def corrected(method: Method, module: nn.Module, step: Step, values: dict[str, A
     return Gaussian.of(out.mean, F.relu(out.var + 2 * both))
 
 
-def covariance(method: Method, module: nn.Module, step: Step, values: dict[str, Any]) -> Tensor | None:
+def covariance(method: Method, module: nn.Module, step: Step, values: Values) -> Tensor | None:
     """Covariance of the two terms of a sum or difference, entry by entry; None where it is not known."""
     fork, rule = step.fork, method.function_rule(step.target)
     if fork is None or (rule is not functions.add and rule is not functions.subtract):
@@ -57,21 +57,21 @@ def covariance(method: Method, module: nn.Module, step: Step, values: dict[str, 
     if not isinstance(source, Gaussian) or operands[0].shape != operands[1].shape:
         return None
     a, b = path(method, module, fork.left, values), path(method, module, fork.right, values)
-    if a is None or b is None:
+    if a is None or b is None or any(layer in a.layers for layer in b.layers):
         return None
     both = _diagonal(source.var, *((a, b) if len(a.layers) <= len(b.layers) else (b, a)))
     sign = 1 if rule is functions.add else -1
     return None if both is None else sign * step.kwargs.get("alpha", 1) * both
 
 
-def path(method: Method, module: nn.Module, steps: Sequence[Step], values: dict[str, Any]) -> Path | None:
+def path(method: Method, module: nn.Module, steps: Sequence[Step], values: Values) -> Path | None:
     """The Jacobian of a chain of steps; None where one of them is no affine layer and has no gain."""
     layers: list[Layer] = []
     inputs: list[Tensor] = []
     gains: list[Gain] = [1.0]
     for step in steps:
-        operation = module.get_submodule(step.target) if step.op == "call_module" else _twin(method, step)
-        kind = row(AFFINE, operation) if isinstance(operation, nn.Module) else None
+        operation = layer(module, step) or functions.twin_of(step.target, *filled((step.args[1:], step.kwargs), values))
+        kind = None if operation is None else row(AFFINE, operation)
         if kind is not None:
             if getattr(method.rules[kind], "func", None) is not affine or hasattr(operation, "scales") or operation in layers:
                 return None
@@ -79,7 +79,7 @@ def path(method: Method, module: nn.Module, steps: Sequence[Step], values: dict[
             inputs.append(mean_of(values[step.sources[0]]))
             gains.append(1.0)
         else:
-            gain = _gain(method, operation, step, values)
+            gain = _function_gain(step, values) if operation is None else _gain(method, operation, step, values)
             if gain is None:
                 return None
             gains[-1] = gains[-1] * gain
@@ -89,20 +89,9 @@ def path(method: Method, module: nn.Module, steps: Sequence[Step], values: dict[
 # --------------------------------------------------------------------------------------------------------------------------- gains
 
 
-def _twin(method: Method, step: Step) -> Any:
-    """The layer that computes a function, where there is one, or else the function."""
-    key = step.target if not isinstance(step.target, str) else getattr(torch, step.target, step.target)
-    rule = functions.TWINS.get(key)
-    if rule is None or not all(isinstance(a, Ref) for a in step.args[:1]):
-        return step.target
-    return functions.twin(*rule.args, *step.args[1:], **step.kwargs)  # type: ignore[attr-defined]
-
-
-def _gain(method: Method, operation: Any, step: Step, values: dict[str, Any]) -> Gain | None:
+def _gain(method: Method, operation: nn.Module, step: Step, values: Values) -> Gain | None:
     """E[∂out/∂in] of each entry, with gates frozen: Cov(out, in) = gain · Var[in] (Eq. 42)."""
     x, y = values[step.sources[0]], values[step.name]
-    if not isinstance(operation, nn.Module):
-        return _function_gain(operation, step, values)
     if not isinstance(x, Gaussian) or not isinstance(y, Gaussian):
         return None
     if isinstance(operation, PIECEWISE):
@@ -126,8 +115,9 @@ _MINUS = (operator.sub, operator.isub, torch.sub, "sub", "sub_")
 _STILL = (torch.clone, "clone", "contiguous")
 
 
-def _function_gain(function: Any, step: Step, values: dict[str, Any]) -> Gain | None:
+def _function_gain(step: Step, values: Values) -> Gain | None:
     """Of arithmetic with a certain second operand."""
+    function = step.target
     if function in _STILL:
         return 1.0
     if function in (operator.neg, torch.neg, "neg"):

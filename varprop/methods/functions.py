@@ -19,10 +19,16 @@ from torch.nn import functional as F
 
 from .. import functional as fn
 from ..gaussian import Activation, Gaussian, mean_of, move
-from .base import Method, Rule, missing
+from .base import Method, Rule, in_torch, missing
 from .moments import moved
 
 # -------------------------------------------------------------------------------------------- functions with a layer as their twin
+
+
+def twin_of(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> nn.Module | None:
+    """The layer that computes a function with these arguments beside its input, where there is one."""
+    rule: Any = TWINS.get(function, TWINS.get(in_torch(function)))
+    return None if rule is None else twin(*rule.args, *args, **kwargs)
 
 
 def twin(kind: type[nn.Module], names: str, *args: Any, **kwargs: Any) -> nn.Module:
@@ -48,8 +54,10 @@ def _named(names: str, **kinds: type[nn.Module]) -> dict[Any, Rule]:
     for name, kind in kinds.items():
         for module in (F, torch):
             for spelling in (name, f"{name}_"):
-                if hasattr(module, spelling):
-                    rows[getattr(module, spelling)] = partial(by_twin, kind, names)
+                function = getattr(module, spelling, None)
+                # Some functions of torch.nn.functional cannot be pickled; they are found by their names in torch.
+                if function is not None and "<locals>" not in getattr(function, "__qualname__", ""):
+                    rows[function] = partial(by_twin, kind, names)
     return rows
 
 

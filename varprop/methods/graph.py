@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .base import NoRuleError, row
 
+Values = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -66,6 +68,28 @@ def _refs(value: Any) -> Iterator[str]:
         case list() | tuple():
             for item in value:
                 yield from _refs(item)
+
+
+def filled(value: Any, values: Values) -> Any:
+    """Arguments with the values of earlier steps in their places."""
+    if isinstance(value, Ref):
+        return values[value.name]
+    if isinstance(value, dict):
+        return {name: filled(item, values) for name, item in value.items()}
+    if isinstance(value, slice):
+        return slice(filled(value.start, values), filled(value.stop, values), filled(value.step, values))
+    if isinstance(value, tuple):
+        return tuple([filled(item, values) for item in value])
+    if isinstance(value, list):
+        return [filled(item, values) for item in value]
+    return value
+
+
+def layer(module: nn.Module, step: Step) -> nn.Module | None:
+    """The layer that a step calls; None where it is a function."""
+    if isinstance(step.target, nn.Module):
+        return step.target
+    return module.get_submodule(step.target) if step.op == "call_module" else None
 
 
 def is_torchs_own(module: nn.Module) -> bool:
@@ -207,6 +231,8 @@ def _steps(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
     steps: dict[str, Step] = {}
     for node in graph.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), lambda a: Ref(renamed[a]))
+        if not args and "input" in kwargs:
+            args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
         renamed[node] = node.name
         if _in_place(module, node) and node.args and isinstance(node.args[0], fx.Node):
             # Whoever reads the argument later finds what was written into it.

@@ -12,9 +12,8 @@ from ..posterior import Layer, Posterior, is_random, posteriors
 from . import correlation
 from .base import Method, NoRuleError, Rule, missing, sequential
 from .functions import FUNCTIONS
-from .graph import GRAPHS, Ref, Step, graph_name, is_torchs_own
+from .graph import GRAPHS, Step, Values, filled, graph_name, is_torchs_own, layer
 
-Values = dict[str, Any]
 Visitor = Callable[[Step, Any, Rule | None, Values], None]
 """Called after each step with the step, its operation, the rule that it took (None: it ran as it is) and all values at hand."""
 
@@ -71,8 +70,8 @@ def _run(method: Method, module: nn.Module, step: Step, values: Values) -> tuple
         return _attribute(method, module, step.target), None, None
     if step.op == "output":
         return args[0], None, None
-    if step.op == "call_module" or isinstance(step.target, nn.Module):
-        child = module.get_submodule(step.target) if isinstance(step.target, str) else step.target
+    child = layer(module, step)
+    if child is not None:
         if getattr(child, "return_indices", False) and holds_gaussian(args):
             raise missing(method, child, " with return_indices=True")
         return method(child, *args, **kwargs), child, method.rule(child)
@@ -87,28 +86,11 @@ def _function(method: Method, module: nn.Module, step: Step, values: Values, arg
     rule = method.function_rule(function)
     if rule is None:
         raise missing(method, function)
-    if not args and "input" in kwargs:
-        args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
     call = getattr(Tensor, function) if isinstance(function, str) else function
     out = rule(method, call, *args, **kwargs)
     if step.fork is not None:
         out = correlation.corrected(method, module, step, values, out)
     return out, function, rule
-
-
-def filled(value: Any, values: Values) -> Any:
-    """Arguments with the values of earlier steps in their places."""
-    if isinstance(value, Ref):
-        return values[value.name]
-    if isinstance(value, dict):
-        return {name: filled(item, values) for name, item in value.items()}
-    if isinstance(value, slice):
-        return slice(filled(value.start, values), filled(value.stop, values), filled(value.step, values))
-    if isinstance(value, tuple):
-        return tuple([filled(item, values) for item in value])
-    if isinstance(value, list):
-        return [filled(item, values) for item in value]
-    return value
 
 
 def holds_gaussian(value: Any) -> bool:
