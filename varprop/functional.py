@@ -66,6 +66,9 @@ def affine(op: Op, x: Activation, weight: Weight, bias: Activation | None = None
         parts.append(op(second_moment_of(x), weight.var.inputs) * weight.var.outputs)
     if isinstance(bias, Gaussian):
         parts.append(per_channel(bias.var, w).expand_as(mean))
+    if torch.is_autocast_enabled(mean.device.type):
+        # The products may be of reduced precision; what is done to their sum, tails above all, is not.
+        parts = [part.float() for part in parts]
     return Gaussian.of(mean, sum(parts[1:], parts[0])) if parts else mean
 
 
@@ -309,19 +312,19 @@ def smooth_slope(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
     A standard deviation below a hundredth is taken as a hundredth: the quotient stays one of numbers, not of roundings.
     """
     s = x.std.clamp(min=0.01)
-    nodes, weights = _hermite(x.mean)
+    nodes, weights = _hermite(x)
     return (weights * nodes * g(x.mean + s * nodes)).sum(0) / s
 
 
 def _at_nodes(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tensor]:
-    nodes, weights = _hermite(x.mean)
+    nodes, weights = _hermite(x)
     return g(x.mean + x.std * nodes), weights
 
 
-def _hermite(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for a standard normal variable, to stack in front of a tensor."""
-    shape = (-1, *(1,) * like.dim())
-    nodes, weights = (torch.tensor(a, dtype=like.dtype, device=like.device).view(shape) for a in _HERMITE)
+def _hermite(x: Gaussian) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for a standard normal variable, to stack in front of x."""
+    shape, dtype = (-1, *(1,) * x.mean.dim()), torch.promote_types(x.mean.dtype, x.var.dtype)
+    nodes, weights = (torch.tensor(a, dtype=dtype, device=x.mean.device).view(shape) for a in _HERMITE)
     return nodes, weights / weights.sum(0)
 
 

@@ -173,11 +173,15 @@ def _centred(layer: Layer) -> Tensor | None:
     """The kernel of a layer whose output has the shape of its input, position by position; None for other layers."""
     if isinstance(layer, nn.Linear):
         return layer.weight
-    same = tuple(size // 2 for size in layer.kernel_size)
-    odd = all(size % 2 for size in layer.kernel_size)
-    if not _plain(layer) or not odd or any(s != 1 for s in layer.stride) or (layer.padding != same and layer.padding != "same"):
-        return None
-    return layer.weight
+    centred = _plain(layer) and all(step == 1 for step in layer.stride)
+    centred = centred and all(size == 2 * pad + 1 for size, pad in zip(layer.kernel_size, _padding(layer), strict=True))
+    return layer.weight if centred else None
+
+
+def _padding(layer: Layer) -> tuple[int, ...]:
+    if isinstance(layer.padding, str):
+        return tuple([size // 2 if layer.padding == "same" else 0 for size in layer.kernel_size])
+    return layer.padding
 
 
 def _cropped(kernel: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -190,16 +194,10 @@ def _common(a: Layer, b: Layer, var: Tensor) -> Tensor | None:
     """Σ_i A_ji B_ji v_i of two layers side by side: where both read an input, the product of their kernels (Eq. 44)."""
     if isinstance(a, nn.Linear) and isinstance(b, nn.Linear):
         return F.linear(var, a.weight * b.weight)
-    if (
-        type(a) is not type(b)
-        or not (_plain(a) and _plain(b))
-        or a.stride != b.stride
-        or isinstance(a.padding, str)
-        or isinstance(b.padding, str)
-    ):
+    if type(a) is not type(b) or not (_plain(a) and _plain(b)) or a.stride != b.stride:
         return None
     left, right, padding = a.weight, b.weight, []
-    for axis, (p, q, k, n) in enumerate(zip(a.padding, b.padding, a.kernel_size, b.kernel_size, strict=True), 2):
+    for axis, (p, q, k, n) in enumerate(zip(_padding(a), _padding(b), a.kernel_size, b.kernel_size, strict=True), 2):
         low, high = max(-p, -q), min(k - p, n - q)
         left, right = left.narrow(axis, low + p, high - low), right.narrow(axis, low + q, high - low)
         padding.append(-low)
@@ -207,9 +205,11 @@ def _common(a: Layer, b: Layer, var: Tensor) -> Tensor | None:
 
 
 def _plain(layer: Layer) -> bool:
-    """A convolution, not transposed, without groups or dilation, with zeros around."""
-    forward = isinstance(layer, nn.modules.conv._ConvNd) and not layer.transposed
-    return forward and layer.groups == 1 and layer.padding_mode == "zeros" and all(d == 1 for d in layer.dilation)
+    """A convolution, not transposed, without groups or dilation, with as many zeros on the one side as on the other."""
+    if not isinstance(layer, nn.modules.conv._ConvNd) or layer.transposed or layer.groups != 1 or layer.padding_mode != "zeros":
+        return False
+    even = layer.padding != "same" or all(size % 2 for size in layer.kernel_size)
+    return even and all(d == 1 for d in layer.dilation)
 
 
 _CONV = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}

@@ -90,29 +90,33 @@ TWINS: dict[Any, Rule] = {
 
 def add(method: Method, function: Callable[..., Any], a: Any, b: Any, *, alpha: float = 1) -> Gaussian:
     """a + alpha b with independent operands."""
-    b = b if alpha == 1 else b * alpha
-    return a + b if isinstance(a, Gaussian) else b + a
+    b = b if alpha == 1 else _times(b, alpha)
+    return a.plus(b) if isinstance(a, Gaussian) else b.plus(a)
+
+
+def _times(x: Any, scale: Any) -> Any:
+    return x.times(scale) if isinstance(x, Gaussian) else x * scale
 
 
 def subtract(method: Method, function: Callable[..., Any], a: Any, b: Any, *, alpha: float = 1) -> Gaussian:
-    return add(method, function, a, b * -alpha)
+    return add(method, function, a, _times(b, -alpha))
 
 
 def negate(method: Method, function: Callable[..., Any], x: Gaussian) -> Gaussian:
-    return x * -1.0
+    return x.times(-1.0)
 
 
 def multiply(method: Method, function: Callable[..., Any], a: Any, b: Any) -> Any:
     """a b with independent operands (Eq. 3), or the square of one value (Eq. 40)."""
     if isinstance(a, Gaussian) and isinstance(b, Gaussian):
         return fn.square(a) if a is b else fn.product(a, b)
-    return a * b if isinstance(a, Gaussian) else b * a
+    return a.times(b) if isinstance(a, Gaussian) else b.times(a)
 
 
 def divide(method: Method, function: Callable[..., Any], a: Any, b: Any) -> Gaussian:
     if isinstance(b, Gaussian):
         raise missing(method, function, " by a random value")
-    return a * (1 / b)
+    return a.times(1 / b)
 
 
 def power(method: Method, function: Callable[..., Any], x: Any, exponent: Any = 2) -> Gaussian:

@@ -45,16 +45,13 @@ class Step:
     target: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    sources: tuple[str, ...]
+    """The steps whose values it takes."""
     place: str
     """The path of the module it stands in."""
     fork: Fork | None = None
     frees: tuple[str, ...] = ()
     """Values that no later step needs."""
-
-    @property
-    def sources(self) -> list[str]:
-        """The steps whose values it takes."""
-        return list(dict.fromkeys(_refs((self.args, self.kwargs))))
 
 
 def _refs(value: Any) -> Iterator[str]:
@@ -110,13 +107,16 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def graph_name(module: nn.Module, kinds: tuple[type[nn.Module], ...], inputs: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> str:
+def graph_name(module: nn.Module, keys: tuple[Any, ...], kept_whole: bool, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> str:
     """The attribute of `GRAPHS` that holds the module's steps; taken on first use and when the network has changed.
 
-    :param kinds: the types that have a rule, which are not looked into.
+    :param keys: the keys of the method's table; layers that have a row are not looked into.
+    :param kept_whole: whether that goes for `nn.Sequential` too.
     :param inputs: for each argument of `forward` True, or a tuple of one plain value, which the graph then has built in.
-    :param options: likewise for arguments by name.
+    :param options: likewise for arguments by name, as pairs.
     """
+    containers = (nn.Module,) if kept_whole else (nn.Module, nn.Sequential)
+    kinds = frozenset(key for key in keys if isinstance(key, type) and key not in containers)
     known = _names.setdefault(module, {})
     key = kinds, inputs, options, tuple(_structure(module))
     if key not in known:
@@ -139,7 +139,7 @@ def _structure(module: nn.Module) -> Iterator[Hashable]:
 class _Tracer(fx.Tracer):
     trace_asserts = True
 
-    def __init__(self, module: nn.Module, kinds: Sequence[type], inputs: Sequence[Any], options: Mapping[str, Any], opaque: set[str]):
+    def __init__(self, module: nn.Module, kinds: frozenset[type], inputs: Sequence[Any], options: Mapping[str, Any], opaque: set[str]):
         super().__init__()
         self.kinds, self.inputs, self.options, self.opaque = kinds, inputs, options, opaque
         # By identity, since in `functional_call` a parameter is any tensor.
@@ -193,7 +193,7 @@ class _Tracer(fx.Tracer):
         return partial(root_fn, **{name: given(name, value) for name, value in self.options.items()}), [self.root, *args]
 
 
-def _take(module: nn.Module, kinds: Any, inputs: Any, options: Any) -> tuple[Step, ...]:
+def _take(module: nn.Module, kinds: frozenset[type], inputs: Any, options: Any) -> tuple[Step, ...]:
     opaque: set[str] = set()
     while True:
         tracer = _Tracer(module, kinds, inputs, dict(options), opaque)
@@ -237,7 +237,8 @@ def _steps(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
         if _in_place(module, node) and node.args and isinstance(node.args[0], fx.Node):
             # Whoever reads the argument later finds what was written into it.
             renamed[node.args[0]] = node.name
-        step = Step(node.name, node.op, node.target, tuple(args), dict(kwargs), node.meta["place"])
+        sources = tuple(dict.fromkeys(_refs((args, kwargs))))
+        step = Step(node.name, node.op, node.target, tuple(args), dict(kwargs), sources, node.meta["place"])
         steps[step.name] = replace(step, fork=_fork(steps, step)) if node.target in SUMS else step
     return _freeing(list(steps.values()))
 

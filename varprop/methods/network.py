@@ -32,9 +32,9 @@ def network(method: Method, module: nn.Module, *inputs: Any, **options: Any) -> 
 
 def walk(method: Method, module: nn.Module, inputs: tuple[Any, ...], options: Mapping[str, Any], visit: Visitor | None = None) -> Any:
     """The output of a network by its graph."""
-    kinds = tuple(key for key, rule in method.rules.items() if isinstance(key, type) and key is not nn.Module and rule is not sequential)
-    named = tuple((name, _given(value)) for name, value in options.items())
-    steps: tuple[Step, ...] = getattr(GRAPHS, graph_name(module, kinds, tuple(_given(value) for value in inputs), named))
+    kept_whole = method.rules.get(nn.Sequential) is not sequential
+    given = tuple(_given(value) for value in inputs), tuple((name, _given(value)) for name, value in options.items())
+    steps: tuple[Step, ...] = getattr(GRAPHS, graph_name(module, tuple(method.rules), kept_whole, *given))
     values: Values = {f"input_{i}": value for i, value in enumerate(inputs)}
     values.update(options)
     out = None
@@ -74,7 +74,8 @@ def _run(method: Method, module: nn.Module, step: Step, values: Values) -> tuple
     if child is not None:
         if getattr(child, "return_indices", False) and holds_gaussian(args):
             raise missing(method, child, " with return_indices=True")
-        return method(child, *args, **kwargs), child, method.rule(child)
+        rule = method.rule(child)
+        return rule(method, child, *args, **kwargs), child, rule
     return _function(method, module, step, values, args, kwargs)
 
 
