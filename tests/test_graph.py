@@ -269,7 +269,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "a layer made in forward": lambda x: nn.LeakyReLU(0.1)(x),
     "of nothing random": lambda x: x + torch.arange(4) * torch.ones(3, 1).cumsum(0),
     "zeros_like": lambda x: x + torch.zeros_like(x) + x.new_ones(()),
-    "clone, to": lambda x: x.clone().to(x.dtype),
+    "clone, to": lambda x: x.clone().to(x.dtype).double(),
 }
 
 

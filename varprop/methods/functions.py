@@ -210,7 +210,7 @@ def _rows(rule: Rule, names: str) -> dict[Any, Rule]:
     """Rows for functions of torch and torch.nn.functional, and for methods of tensors that have no function."""
     rows: dict[Any, Rule] = {}
     for name in names.split():
-        found = [getattr(module, name) for module in (torch, F) if hasattr(module, name)]
+        found = [f for f in (getattr(torch, name, None), getattr(F, name, None)) if callable(f)]
         rows.update(dict.fromkeys(found or [name], rule))
     return rows
 
