@@ -11,6 +11,7 @@ from .modelfile import ModelFileError, load, save
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import posteriors, variational
 from .report import report
+from .summary import summary
 from .training import fit
 
 __version__ = "0.1.0"
@@ -59,6 +60,7 @@ __all__ = [
     "replicas",
     "report",
     "save",
+    "summary",
     "variational",
     "vbp",
 ]

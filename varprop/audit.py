@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from . import functional as fn
-from .gaussian import Activation, Gaussian, mean_of
+from .gaussian import Gaussian, mean_of
 from .methods.base import Method, Rule
 from .methods.deterministic import DETERMINISTIC
 from .methods.dvi import DVI
@@ -232,14 +233,14 @@ class _Gates:
 def _noting(method: Method, notes: list[tuple[nn.Module, Gaussian]]) -> Method:
     """The same method, which notes what comes out of each layer with random weights and what goes into everything else."""
 
-    def noted(rule: Rule, method: Method, module: nn.Module, x: Activation) -> Activation:
-        out = rule(method, module, x)
+    def noted(rule: Rule, method: Method, module: nn.Module, x: Any, *others: Any, **options: Any) -> Any:
+        out = rule(method, module, x, *others, **options)
         seen = out if is_random(module) else x
         if isinstance(seen, Gaussian):
             notes.append((module, seen))
         return out
 
-    kinds = [kind for kind, rule in method.rules.items() if kind not in (nn.Sequential, nn.ModuleList)]
+    kinds = [kind for kind in method.rules if isinstance(kind, type) and kind not in (nn.Module, nn.Sequential, nn.ModuleList)]
     return method | {kind: partial(noted, method.rules[kind]) for kind in kinds}
 
 

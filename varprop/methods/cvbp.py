@@ -14,6 +14,7 @@ from ..posterior import Layer
 from .base import Method
 from .dvi import clark_pool
 from .moments import MAX_POOLS, SHARED, activation, bent
+from .network import NETWORKS
 
 
 def _anchored_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
@@ -23,5 +24,5 @@ def _anchored_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
 
 CVBP = Method(
     "CVBP",
-    {**SHARED, **bent(fn.anchored), **{kind: partial(activation, partial(_anchored_pool, n)) for kind, n in MAX_POOLS.items()}},
+    {**SHARED, **NETWORKS, **bent(fn.anchored), **{kind: partial(activation, partial(_anchored_pool, n)) for kind, n in MAX_POOLS.items()}},
 )
