@@ -13,7 +13,7 @@ from torch import nn
 
 import varprop as vp
 from varprop import functional as fn
-from varprop.methods import base, dvi, local_reparam, moments, pbp
+from varprop.methods import base, dvi, local_reparam, moments, normalisation, pbp
 from varprop.methods.vbp import _gate, _winner_pool
 
 
@@ -40,6 +40,7 @@ KINDS: dict[Callable[..., Any], Kind] = {
     moments.alpha_dropout: Kind("exact", 10),
     moments._average: Kind("exact", 9),
     moments._adaptive_average: Kind("exact", 9),
+    normalisation._batch_norm: Kind("exact in evaluation, approximate in training", 32),
     moments._smooth: Kind("approximate", 11),
     _gate: Kind("approximate", 4),
     _winner_pool: Kind("approximate", 7),
@@ -50,6 +51,7 @@ KINDS: dict[Callable[..., Any], Kind] = {
 TITLES = {
     "Containers": (nn.Sequential, nn.ModuleList),
     "Layers with weights": tuple(moments.AFFINE),
+    "Normalisation": tuple(normalisation.NORMALISATION),
     "Piecewise-linear activations": moments.PIECEWISE,
     "Smooth activations": moments.SMOOTH,
     "Maxima": tuple(moments.MAX_POOLS),

@@ -21,6 +21,10 @@ class Case:
     certain_input: bool = False
     """Exact for a certain input only: with a random one, entries of a window are copies of each other."""
     training: bool = False
+    mean_error: float = 0.0
+    """Of an approximation: how far the mean may be off on average, in units of the sampled standard deviation."""
+    var_error: float = 0.0
+    """Likewise: how far the log of predicted over sampled variance may be from zero on average."""
 
     def build(self, dtype: torch.dtype = torch.float64, logvar: float = -2.0) -> tuple[nn.Module, vp.Gaussian]:
         """The layer with random weights, and a random input."""
@@ -53,8 +57,24 @@ AFFINE = [
     Case("unbatched conv2d", lambda: nn.Conv2d(2, 3, 3), (2, 5, 5)),
 ]
 
+NORMALISATION = [
+    Case("batch norm1d", lambda: settled(nn.BatchNorm1d(3)), (4, 3)),
+    Case("batch norm1d over time", lambda: settled(nn.BatchNorm1d(3)), (2, 3, 4)),
+    Case("batch norm2d", lambda: settled(nn.BatchNorm2d(3)), (2, 3, 2, 4)),
+    Case("batch norm3d without scale", lambda: settled(nn.BatchNorm3d(2, affine=False)), (1, 2, 2, 2, 2)),
+]
+"""Affine maps: normalisation by running statistics."""
+
+APPROXIMATE = [
+    Case("batch norm1d in training", lambda: scaled(nn.BatchNorm1d(3)), (16, 3), training=True, mean_error=0.03, var_error=0.1),
+    Case("batch norm2d in training", lambda: scaled(nn.BatchNorm2d(3)), (4, 3, 3, 3), training=True, mean_error=0.03, var_error=0.05),
+    Case("batch norm2d of the batch", lambda: nn.BatchNorm2d(3, track_running_stats=False), (4, 3, 3, 3), mean_error=0.03, var_error=0.05),
+]
+"""Rules that are near to sampling, with how near."""
+
 SHARED = [
     *AFFINE,
+    *NORMALISATION,
     Case("sequential of nothing but linear maps", lambda: nn.Sequential(nn.Flatten(), nn.Identity(), nn.Linear(8, 3)), (2, 2, 4)),
     Case("identity", nn.Identity, (3, 4)),
     Case("flatten", nn.Flatten, (2, 3, 4)),
@@ -101,13 +121,29 @@ MAXIMA = [
 ]
 """Windows of two: the maximum of two normal variables has exact moments."""
 
-ALL = [*SHARED, *PIECEWISE, *MAXIMA]
+ALL = [*SHARED, *APPROXIMATE, *PIECEWISE, *MAXIMA]
 
 
 def _distinct(module: nn.PReLU) -> nn.PReLU:
     with torch.no_grad():
         module.weight.copy_(torch.linspace(-0.3, 0.6, len(module.weight)))
     return module
+
+
+def scaled(module: nn.Module) -> nn.Module:
+    """A normalisation layer whose scale and shift are not all the same."""
+    with torch.no_grad():
+        module.weight.copy_(torch.linspace(0.5, 2.0, module.weight.numel()).view_as(module.weight))
+        if getattr(module, "bias", None) is not None:
+            module.bias.copy_(torch.linspace(-1.0, 1.0, module.bias.numel()).view_as(module.bias))
+    return module
+
+
+def settled(module: nn.Module) -> nn.Module:
+    """A normalisation layer with running statistics that some training left."""
+    module.running_mean.copy_(torch.linspace(-0.5, 1.0, len(module.running_mean)))
+    module.running_var.copy_(torch.linspace(0.3, 2.0, len(module.running_var)))
+    return scaled(module) if module.weight is not None else module
 
 
 def ids(cases: list[Case]) -> dict[str, object]:

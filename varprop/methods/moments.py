@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from .. import functional as fn
 from ..gaussian import Activation, Gaussian, move
 from ..posterior import Layer, random_bias, random_weight
-from .base import Method, Rule, sequential
+from .base import Method, Rule, activation, sequential
+from .normalisation import NORMALISATION
 
 # --------------------------------------------------------------------------------------------------- layers with weights
 
@@ -83,11 +84,6 @@ AFFINE: dict[type[nn.Module], Rule] = {
 
 
 # ------------------------------------------------------------------------------------------------------- rules that vary
-
-
-def activation(moments: Callable[..., Gaussian], method: Method, module: nn.Module, x: Activation) -> Activation:
-    """A rule from `moments(module, x)`; a certain input needs only the module itself."""
-    return moments(module, x) if isinstance(x, Gaussian) else module(x)
 
 
 def piecewise(module: Layer) -> fn.Piecewise:
@@ -215,6 +211,7 @@ SHARED: dict[type[nn.Module], Rule] = {
     nn.Sequential: sequential,
     nn.ModuleList: sequential,
     **AFFINE,
+    **NORMALISATION,
     **dict.fromkeys(SMOOTH, partial(activation, _smooth)),
     nn.AvgPool1d: partial(activation, partial(_average, 1)),
     nn.AvgPool2d: partial(activation, partial(_average, 2)),
