@@ -13,7 +13,7 @@ from torch import nn
 
 import varprop as vp
 from varprop import functional as fn
-from varprop.methods import base, dvi, local_reparam, moments, normalisation, pbp
+from varprop.methods import attention, base, dvi, local_reparam, moments, normalisation, pbp, recurrent, resampling
 from varprop.methods.vbp import _gate, _winner_pool
 
 
@@ -40,7 +40,22 @@ KINDS: dict[Callable[..., Any], Kind] = {
     moments.alpha_dropout: Kind("exact", 10),
     moments._average: Kind("exact", 9),
     moments._adaptive_average: Kind("exact", 9),
+    moments._gated_linear: Kind("approximate", 11),
+    attention.embedding: Kind("exact"),
+    attention._multihead: Kind("approximate", 37),
+    attention._encoder_layer: Kind("part by part"),
+    attention._encoder: Kind("one by one"),
+    recurrent._layers: Kind("approximate", 38),
+    recurrent._cell: Kind("approximate", 38),
     normalisation._batch_norm: Kind("exact in evaluation, approximate in training", 32),
+    normalisation._instance_norm: Kind("approximate", 32),
+    normalisation._group_norm: Kind("approximate", 32),
+    normalisation._layer_norm: Kind("approximate", 32),
+    normalisation._rms_norm: Kind("approximate", 32),
+    normalisation._over_classes: Kind("approximate", 34),
+    normalisation._softmax2d: Kind("approximate", 34),
+    resampling._constant_pad: Kind("exact"),
+    resampling._upsample: Kind("exact", 35),
     moments._smooth: Kind("approximate", 11),
     _gate: Kind("approximate", 4),
     _winner_pool: Kind("approximate", 7),
@@ -50,10 +65,11 @@ KINDS: dict[Callable[..., Any], Kind] = {
 
 TITLES = {
     "Containers": (nn.Sequential, nn.ModuleList),
-    "Layers with weights": tuple(moments.AFFINE),
+    "Layers with weights": (*moments.AFFINE, *attention.EMBEDDING),
+    "Attention and recurrence": (*attention.ATTENTION, *recurrent.RECURRENT),
     "Normalisation": tuple(normalisation.NORMALISATION),
     "Piecewise-linear activations": moments.PIECEWISE,
-    "Smooth activations": moments.SMOOTH,
+    "Smooth activations": (*moments.SMOOTH, nn.GLU),
     "Maxima": tuple(moments.MAX_POOLS),
 }
 REST = "Averages, noise and moves"

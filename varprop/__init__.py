@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from . import functional, likelihoods, metrics, predictive, priors, replicas
+from . import delta, functional, likelihoods, metrics, predictive, priors, replicas
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
@@ -44,6 +44,7 @@ __all__ = [
     "ModelFileError",
     "NoRuleError",
     "Terms",
+    "delta",
     "fit",
     "functional",
     "likelihoods",

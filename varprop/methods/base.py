@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..gaussian import Activation, Gaussian
 from ..posterior import posteriors
 
-Rule = Callable[["Method", Any, Activation], Activation]
+Rule = Callable[..., Any]
 
 
 class NoRuleError(TypeError):
@@ -36,8 +36,8 @@ class Method:
     samples: bool = False
     """Whether a pass draws a sample: predictions then are averages over passes."""
 
-    def __call__(self, module: nn.Module, x: Activation) -> Activation:
-        return self.rule(module)(self, module, x)
+    def __call__(self, module: nn.Module, *x: Any, **options: Any) -> Any:
+        return self.rule(module)(self, module, *x, **options)
 
     def __or__(self, rules: Mapping[type[nn.Module], Rule]) -> Method:
         return replace(self, rules={**self.rules, **rules})
@@ -65,13 +65,13 @@ def activation(moments: Callable[..., Gaussian], method: Method, module: nn.Modu
     return moments(module, x) if isinstance(x, Gaussian) else module(x)
 
 
-def as_it_is(method: Method, module: nn.Module, x: Activation) -> Tensor:
+def as_it_is(method: Method, module: nn.Module, *x: Any, **options: Any) -> Tensor:
     """Run a module without random weights on a certain input."""
-    if isinstance(x, Gaussian):
+    if any(isinstance(a, Gaussian) for a in x):
         raise NoRuleError(f"{method.name} carries no variance: give {type(module).__name__} a Tensor, or draw one with x.sample().")
     if method.samples and next(posteriors(module), None) is not None:
         kind = type(module).__name__
         raise NoRuleError(
             f"{method.name} has no rule for {kind}, which has random weights inside; add one with `method | {{{kind}: rule}}`."
         )
-    return module(x)
+    return module(*x, **options)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..gaussian import Activation, Gaussian
+from .attention import EMBEDDING
 from .base import Method, Rule, as_it_is, sequential
 from .moments import AFFINE
 
@@ -23,8 +25,8 @@ def _sampled(moments: Rule, method: Method, module: nn.Module, x: Activation) ->
     return _draw(moments(method, module, _draw(x)))
 
 
-def _other(method: Method, module: nn.Module, x: Activation) -> Tensor:
-    return as_it_is(method, module, _draw(x))
+def _other(method: Method, module: nn.Module, *x: Any, **options: Any) -> Any:
+    return as_it_is(method, module, *(_draw(a) for a in x), **options)
 
 
 LOCAL_REPARAM = Method(
@@ -32,7 +34,7 @@ LOCAL_REPARAM = Method(
     {
         nn.Sequential: sequential,
         nn.ModuleList: sequential,
-        **{kind: partial(_sampled, rule) for kind, rule in AFFINE.items()},
+        **{kind: partial(_sampled, rule) for kind, rule in {**AFFINE, **EMBEDDING}.items()},
         nn.Module: _other,
     },
     samples=True,

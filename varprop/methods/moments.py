@@ -13,8 +13,11 @@ from torch.nn import functional as F
 from .. import functional as fn
 from ..gaussian import Activation, Gaussian, move
 from ..posterior import Layer, random_bias, random_weight
+from .attention import ATTENTION, EMBEDDING
 from .base import Method, Rule, activation, sequential
 from .normalisation import NORMALISATION
+from .recurrent import RECURRENT
+from .resampling import RESAMPLING
 
 # --------------------------------------------------------------------------------------------------- layers with weights
 
@@ -124,6 +127,12 @@ def _smooth(module: nn.Module, x: Gaussian) -> Gaussian:
     return fn.quadrature(module, x)
 
 
+def _gated_linear(module: Layer, x: Gaussian) -> Gaussian:
+    """GLU: one half times the sigmoid of the other (Eq. 3, 11)."""
+    (a, b), (a_var, b_var) = x.mean.chunk(2, module.dim), x.var.chunk(2, module.dim)
+    return fn.product(Gaussian.of(a, a_var), fn.quadrature(torch.sigmoid, Gaussian.of(b, b_var)))  # type: ignore[return-value]
+
+
 SMOOTH = (
     nn.Tanh,
     nn.Sigmoid,
@@ -185,8 +194,15 @@ def _window_sizes(lengths: list[Tensor], x: Gaussian) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ moving, dropping
 
 
+MOVES = (
+    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unfold),
+    *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
+    *(nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
+)
+
+
 def moved(method: Method, module: nn.Module, x: Activation) -> Activation:
-    """A module that only moves entries."""
+    """A module that only moves entries, or repeats them: copies count as independent in what follows."""
     return move(module, x)
 
 
@@ -211,15 +227,20 @@ SHARED: dict[type[nn.Module], Rule] = {
     nn.Sequential: sequential,
     nn.ModuleList: sequential,
     **AFFINE,
+    **EMBEDDING,
+    **ATTENTION,
+    **RECURRENT,
     **NORMALISATION,
     **dict.fromkeys(SMOOTH, partial(activation, _smooth)),
+    nn.GLU: partial(activation, _gated_linear),
     nn.AvgPool1d: partial(activation, partial(_average, 1)),
     nn.AvgPool2d: partial(activation, partial(_average, 2)),
     nn.AvgPool3d: partial(activation, partial(_average, 3)),
     nn.AdaptiveAvgPool1d: partial(activation, partial(_adaptive_average, 1)),
     nn.AdaptiveAvgPool2d: partial(activation, partial(_adaptive_average, 2)),
     nn.AdaptiveAvgPool3d: partial(activation, partial(_adaptive_average, 3)),
-    **dict.fromkeys((nn.Identity, nn.Flatten, nn.Unflatten), moved),
+    **RESAMPLING,
+    **dict.fromkeys(MOVES, moved),
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), dropout),
     **dict.fromkeys((nn.AlphaDropout, nn.FeatureAlphaDropout), alpha_dropout),
 }
