@@ -55,10 +55,14 @@ def _multihead(
     if module.bias_k is not None or module.add_zero_attn:
         raise NoRuleError(f"{method.name} has no rule for MultiheadAttention with add_bias_kv or add_zero_attn; build it without them.")
     unbatched = mean_of(query).dim() == 2
-    parts = [_by_head(module, x, unbatched) for x in _projected(module, query, key, value)]
-    scores = _masked(_scores(*parts[:2]), key_padding_mask, attn_mask)
-    heads, weights = delta.attend(scores, parts[2], module.dropout if module.training else 0.0)
-    out = method(module.out_proj, move(lambda t: t.transpose(1, 2).flatten(2), heads))
+    query, key, value = (_batch_first(module, x, unbatched) for x in (query, key, value))
+    weights_in, biases_in = _projections(module)
+    queries, keys = (_by_head(module, fn.affine(F.linear, x, w, b)) for x, w, b in zip((query, key), weights_in, biases_in, strict=False))
+    scores = _masked(_scores(queries, keys), key_padding_mask, attn_mask)
+    # Values are projected after they were weighed, which is the same and keeps that all positions share the projection.
+    seen, weights = delta.attend(scores, move(lambda t: t.unsqueeze(1), value), module.dropout if module.training else 0.0)
+    heads = _by_row(module, seen, weights_in[2], biases_in[2])
+    out = method(module.out_proj, heads.map(lambda t: t.transpose(1, 2).flatten(2)))
     if need_weights and average_attn_weights:
         # Heads see the same input through weights of their own.
         weights = Gaussian.of(weights.mean.mean(1), weights.var.mean(1) / module.num_heads)
@@ -69,30 +73,34 @@ def _multihead(
     return out, weights if need_weights else None
 
 
-def _projected(module: Layer, *x: Activation) -> list[Activation]:
-    """Query, key and value through their parts of the input projection."""
+def _projections(module: Layer) -> tuple[list[Any], list[Any]]:
+    """The weights and biases of query, key and value."""
     if module._qkv_same_embed_dim:
         weights = _chunks(random_tensor(module, "in_proj_weight"))
     else:
         weights = [random_tensor(module, f"{part}_proj_weight") for part in "qkv"]
-    biases = _chunks(random_tensor(module, "in_proj_bias"))
-    return [fn.affine(F.linear, a, w, b) for a, w, b in zip(x, weights, biases, strict=True)]
+    return weights, _chunks(random_tensor(module, "in_proj_bias"))
 
 
-def _chunks(x: Any) -> list[Any]:
+def _chunks(x: Activation | None) -> list[Any]:
     if isinstance(x, Gaussian):
         return [Gaussian.of(m, v) for m, v in zip(x.mean.chunk(3), x.var.chunk(3), strict=True)]
     return [None] * 3 if x is None else list(x.chunk(3))
 
 
-def _by_head(module: Layer, x: Activation, unbatched: bool) -> Activation:
-    """(batch, heads, positions, features of a head), however the module takes its input."""
+def _batch_first(module: Layer, x: Activation, unbatched: bool) -> Activation:
+    return move(lambda t: t.unsqueeze(0) if unbatched else t if module.batch_first else t.transpose(0, 1), x)
 
-    def arranged(t: Tensor) -> Tensor:
-        t = t.unsqueeze(0) if unbatched else t if module.batch_first else t.transpose(0, 1)
-        return t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
 
-    return move(arranged, x)
+def _by_head(module: Layer, x: Activation) -> Activation:
+    """(batch, heads, positions, features of a head) from (batch, positions, features)."""
+    return move(lambda t: t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2), x)
+
+
+def _by_row(module: Layer, x: Gaussian, weight: Activation, bias: Activation | None) -> Gaussian:
+    """The input of each head through that head's rows of a projection (Eq. 1)."""
+    out = as_gaussian(fn.affine(_dot, x, move(lambda t: t.unflatten(0, (module.num_heads, -1)), weight)))
+    return out if bias is None else out + as_gaussian(move(lambda t: t.view(module.num_heads, 1, -1), bias))
 
 
 def _scores(q: Activation, k: Activation) -> Gaussian:
