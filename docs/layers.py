@@ -1,69 +1,19 @@
 """The page of supported layers, read off the method tables: rows are types of layer, columns methods, cells what a rule is.
 
-A rule that this file cannot name stops the build, so that a new row of a table has to be described here before it appears.
+A rule that `varprop.methods.kinds` cannot name stops the build, so that a new row of a table has to be described there first.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 import varprop as vp
-from varprop import functional as fn
-from varprop.methods import attention, base, dvi, local_reparam, moments, normalisation, pbp, recurrent, resampling
-from varprop.methods.vbp import _gate, _winner_pool
-
-
-class Kind(NamedTuple):
-    """What a rule is: a word of the legend, and its equation where it has one."""
-
-    word: str
-    equation: int | None = None
-
-    def __str__(self) -> str:
-        return self.word if self.equation is None else f"{self.word}, {{eq}}`eq-{self.equation}`"
-
-
-# A rule is a chain of partials; the first of these functions that the chain holds says what it is.
-KINDS: dict[Callable[..., Any], Kind] = {
-    local_reparam._sampled: Kind("sampled", 19),
-    local_reparam._other: Kind("sampled"),
-    pbp._scaled: Kind("exact", 26),
-    base.sequential: Kind("one by one"),
-    base.as_it_is: Kind("plain"),
-    moments.affine: Kind("exact", 1),
-    moments.moved: Kind("exact"),
-    moments.dropout: Kind("exact", 10),
-    moments.alpha_dropout: Kind("exact", 10),
-    moments._average: Kind("exact", 9),
-    moments._adaptive_average: Kind("exact", 9),
-    moments._gated_linear: Kind("approximate", 11),
-    attention.embedding: Kind("exact"),
-    attention._multihead: Kind("approximate", 37),
-    attention._encoder_layer: Kind("part by part"),
-    attention._encoder: Kind("one by one"),
-    recurrent._layers: Kind("approximate", 38),
-    recurrent._cell: Kind("approximate", 38),
-    normalisation._batch_norm: Kind("exact in evaluation, approximate in training", 32),
-    normalisation._instance_norm: Kind("approximate", 32),
-    normalisation._group_norm: Kind("approximate", 32),
-    normalisation._layer_norm: Kind("approximate", 32),
-    normalisation._rms_norm: Kind("approximate", 32),
-    normalisation._over_classes: Kind("approximate", 34),
-    normalisation._softmax2d: Kind("approximate", 34),
-    resampling._constant_pad: Kind("exact"),
-    resampling._upsample: Kind("exact", 35),
-    moments._smooth: Kind("approximate", 11),
-    _gate: Kind("approximate", 4),
-    _winner_pool: Kind("approximate", 7),
-    fn.rectify: Kind("exact", 6),
-    dvi._clark_pool: Kind("approximate", 8),
-}
+from varprop.methods import attention, kinds, moments, normalisation, recurrent
 
 TITLES = {
     "Containers": (nn.Sequential, nn.ModuleList),
@@ -75,37 +25,44 @@ TITLES = {
     "Maxima": tuple(moments.MAX_POOLS),
 }
 REST = "Averages, noise and moves"
+FUNCTIONS = """## Functions and methods of tensors
+
+What a `forward` may do between layers in VBP, DVI and PBP; other methods run functions as they are. The functions are those of `torch`,
+`torch.nn.functional` and `operator`, and the methods of tensors of the same name. Operands are taken as independent; sums are corrected
+where {doc}`networks` says so."""
 
 
-def functions(rule: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Every function in a chain of partials."""
-    if isinstance(rule, partial):
-        for part in (rule.func, *rule.args):
-            if callable(part):
-                yield from functions(part)
-    else:
-        yield rule
+def kind(rule: Callable[..., Any]) -> kinds.Kind:
+    known = kinds.kind(rule)
+    if known is None:
+        names = ", ".join(sorted(f.__qualname__ for f in set(kinds.parts_of(rule))))
+        raise KeyError(f"no kind is given for the rule made of {names}; add its function to KINDS in varprop/methods/kinds.py.")
+    return known
 
 
-def kind(rule: Callable[..., Any]) -> Kind:
-    held = set(functions(rule))
-    for function, known in KINDS.items():
-        if function in held:
-            return known
-    names = ", ".join(sorted(f.__qualname__ for f in held))
-    raise KeyError(f"docs/layers.py: no kind is given for the rule made of {names}; add its function to KINDS.")
+def written(known: kinds.Kind) -> str:
+    return known.word if known.equation is None else f"{known.word}, {{eq}}`eq-{known.equation}`"
 
 
 def layer_types() -> list[type[nn.Module]]:
     """Every type that some table names, but the catch-all nn.Module, in the order of the tables."""
-    types = dict.fromkeys(layer for method in vp.METHODS.values() for layer in method.rules)
-    return [layer for layer in types if layer is not nn.Module]
+    keys = dict.fromkeys(key for method in vp.METHODS.values() for key in method.rules)
+    return [key for key in keys if isinstance(key, type) and key is not nn.Module]
+
+
+def functions() -> dict[str, list[str]]:
+    """The functions that VBP's table names, by what their rule is."""
+    names: dict[str, list[str]] = {}
+    for key, rule in vp.VBP.rules.items():
+        if not isinstance(key, type):
+            names.setdefault(written(kind(rule)), []).append(key if isinstance(key, str) else key.__name__)
+    return {word: sorted(set(group)) for word, group in names.items()}
 
 
 def cell(method: vp.Method, layer: type[nn.Module]) -> str:
     """What the method does with a layer of this type: by its own row, or by the row for every module."""
     rule = method.rules.get(layer, method.rules.get(nn.Module))
-    return "none" if rule is None else str(kind(rule))
+    return "none" if rule is None else written(kind(rule))
 
 
 def measured() -> dict[str, str]:
@@ -134,4 +91,9 @@ def page() -> str:
     for title, members in TITLES.items():
         parts.append(f"## {title}\n\n{table([layer for layer in left if layer in members])}")
         left = [layer for layer in left if layer not in members]
-    return "\n\n".join([*parts, f"## {REST}\n\n{table(left)}"]) + "\n"
+    lines = [
+        "| rule | functions |",
+        "|---|---|",
+        *(f"| {word} | {', '.join(f'`{n}`' for n in names)} |" for word, names in functions().items()),
+    ]
+    return "\n\n".join([*parts, f"## {REST}\n\n{table(left)}", FUNCTIONS, "\n".join(lines)]) + "\n"

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import varprop as vp
+from varprop import attribution
 from varprop.estimators import BayesianMLPClassifier, BayesianMLPRegressor
 from varprop.predictive import ClassPredictive, NormalPredictive, concatenate, mixture, rescaled
-from varprop.report import attribution
 from varprop.report.cases import as_png
 from varprop.report.figures_classes import Classes, coverage
 

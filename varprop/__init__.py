@@ -10,6 +10,7 @@ from .modelfile import ModelFileError, load, save
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import posteriors, variational
 from .report import report
+from .summary import summary
 from .training import fit
 
 __version__ = "0.1.0"
@@ -56,6 +57,7 @@ __all__ = [
     "replicas",
     "report",
     "save",
+    "summary",
     "variational",
     "vbp",
 ]

@@ -66,6 +66,9 @@ def affine(op: Op, x: Activation, weight: Weight, bias: Activation | None = None
         parts.append(op(second_moment_of(x), weight.var.inputs) * weight.var.outputs)
     if isinstance(bias, Gaussian):
         parts.append(per_channel(bias.var, w).expand_as(mean))
+    if torch.is_autocast_enabled(mean.device.type):
+        # The products may be of reduced precision; what is done to their sum, tails above all, is not.
+        parts = [part.float() for part in parts]
     return Gaussian.of(mean, sum(parts[1:], parts[0])) if parts else mean
 
 
@@ -88,6 +91,15 @@ def product(a: Activation, b: Activation) -> Activation:
     if isinstance(a, Gaussian):
         parts.append(a.var * mean_of(b).square())
     return Gaussian.of(mean, sum(parts[1:], parts[0])) if parts else mean
+
+
+def square(x: Gaussian) -> Gaussian:
+    """Moments of x² for normal x, which is not the product of two independent copies: E = m² + v, Var = 2 v² + 4 m² v (Eq. 40).
+
+    >>> square(Gaussian(torch.tensor(2.0), torch.tensor(0.5))).var
+    tensor(8.5000)
+    """
+    return Gaussian.of(x.second_moment, 2 * x.var.square() + 4 * x.mean.square() * x.var)
 
 
 # ------------------------------------------------------------------------------------- piecewise-linear activations
@@ -142,11 +154,15 @@ def gate(x: Gaussian, slope: float = math.inf, pieces: Piecewise = RELU) -> Gaus
             return Gaussian.of(F.relu(m), torch.where(m > 0, v, 0.0))
         return Gaussian.of(pieces(m), pieces.slope(m).square() * v)
     lines = pieces.lines(m)
-    log_odds = torch.stack([torch.zeros_like(m), *(slope * (m - knot) for knot in pieces.knots)]).cumsum(0)
-    p = log_odds.softmax(0)
+    p = _piece_probabilities(m, pieces, slope)
     mean = (p * lines).sum(0)
     gain = sum(p[k] * s**2 for k, s in enumerate(pieces.slopes))
     return Gaussian.of(mean, v * gain + (p * (lines - mean).square()).sum(0))
+
+
+def _piece_probabilities(m: Tensor, pieces: Piecewise, slope: float) -> Tensor:
+    """Of each piece, stacked in front: log-odds that change by the slope beyond each knot."""
+    return torch.stack([torch.zeros_like(m), *(slope * (m - knot) for knot in pieces.knots)]).cumsum(0).softmax(0)
 
 
 @dataclass(frozen=True)
@@ -203,6 +219,26 @@ def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
         joint = torch.where(t.above, both_down, torch.where(r.above, zero, both_up))
         var = var + 2 * bend * other * (joint - r.mean * t.mean)
     return Gaussian.of(mean, F.relu(var))
+
+
+def slope(x: Gaussian, pieces: Piecewise = RELU, sharpness: float | None = None) -> Tensor:
+    """Mean slope of a piecewise-linear unit, Cov(out, in)/Var[in] (Eq. 42).
+
+    With a sharpness, of the gates of Eq. 4, which are independent of x; without one, of the unit itself, by Stein's lemma E[h'(x)].
+
+    >>> x = Gaussian(torch.tensor(1.0), torch.tensor(1.0))
+    >>> slope(x), slope(x, sharpness=math.inf)
+    (tensor(0.8413), tensor(1.))
+    """
+    if sharpness is None:
+        tails = [(bend, tail(x, knot)) for knot, bend in pieces.bends]
+        return sum(
+            (bend * torch.where(r.above, 1 - r.probability, r.probability) for bend, r in tails), pieces.slopes[0] * x.mean.new_ones(())
+        )
+    if math.isinf(sharpness):
+        return pieces.slope(x.mean)
+    p = _piece_probabilities(x.mean, pieces, sharpness)
+    return sum(p[k] * s for k, s in enumerate(pieces.slopes))  # type: ignore[return-value]
 
 
 # ------------------------------------------------------------------------------------------------ maxima and averages
@@ -270,10 +306,26 @@ def quadrature(g: Callable[[Tensor], Tensor], x: Gaussian) -> Gaussian:
     return Gaussian.of(mean, (weights * (values - mean).square()).sum(0))
 
 
+def smooth_slope(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
+    """Mean slope of an elementwise g, Cov(g(x), x)/Var[x] = E[g'(x)] (Eq. 42), by Gauss-Hermite quadrature.
+
+    A standard deviation below a hundredth is taken as a hundredth: the quotient stays one of numbers, not of roundings.
+    """
+    s = x.std.clamp(min=0.01)
+    nodes, weights = _hermite(x)
+    return (weights * nodes * g(x.mean + s * nodes)).sum(0) / s
+
+
 def _at_nodes(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tensor]:
-    shape = (-1, *(1,) * x.mean.dim())
-    nodes, weights = (torch.tensor(a, dtype=x.mean.dtype, device=x.mean.device).view(shape) for a in _HERMITE)
-    return g(x.mean + x.std * nodes), weights / weights.sum(0)
+    nodes, weights = _hermite(x)
+    return g(x.mean + x.std * nodes), weights
+
+
+def _hermite(x: Gaussian) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for a standard normal variable, to stack in front of x."""
+    shape, dtype = (-1, *(1,) * x.mean.dim()), torch.promote_types(x.mean.dtype, x.var.dtype)
+    nodes, weights = (torch.tensor(a, dtype=dtype, device=x.mean.device).view(shape) for a in _HERMITE)
+    return nodes, weights / weights.sum(0)
 
 
 # --------------------------------------------------------------------------------------------------------- gate divergence

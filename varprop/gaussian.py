@@ -71,17 +71,19 @@ class Gaussian:
         noise = torch.randn((*shape, *self.shape), generator=generator, dtype=self.mean.dtype, device=self.mean.device)
         return self.mean + self.std * noise
 
-    def __add__(self, other: Gaussian | Tensor | float) -> Gaussian:
+    def plus(self, other: Gaussian | Tensor | float) -> Gaussian:
+        """The sum with a constant or with an independent variable. `+` is the same, but `torch.compile` cannot see it beside a tensor."""
         if isinstance(other, Gaussian):
             return Gaussian.of(self.mean + other.mean, self.var + other.var)
         mean = self.mean + other
         return Gaussian.of(mean, self.var.expand_as(mean))
 
-    def __mul__(self, scale: Tensor | float) -> Gaussian:
+    def times(self, scale: Tensor | float) -> Gaussian:
+        """The product with a constant. `*` is the same, but `torch.compile` cannot see it beside a tensor."""
         return Gaussian.of(self.mean * scale, self.var * scale**2)
 
-    __radd__ = __add__
-    __rmul__ = __mul__
+    __add__ = __radd__ = plus
+    __mul__ = __rmul__ = times
 
 
 Activation: TypeAlias = Tensor | Gaussian

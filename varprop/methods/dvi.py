@@ -12,6 +12,7 @@ from ..gaussian import Gaussian
 from ..posterior import Layer
 from .base import Method, activation
 from .moments import MAX_POOLS, SHARED, bent, per_dimension
+from .network import NETWORKS
 
 
 def _clark_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
@@ -38,5 +39,5 @@ def _clark_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
 
 DVI = Method(
     "DVI",
-    {**SHARED, **bent(fn.rectify), **{kind: partial(activation, partial(_clark_pool, n)) for kind, n in MAX_POOLS.items()}},
+    {**SHARED, **NETWORKS, **bent(fn.rectify), **{kind: partial(activation, partial(_clark_pool, n)) for kind, n in MAX_POOLS.items()}},
 )

@@ -8,9 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..gaussian import Activation, Gaussian
+from ..posterior import posteriors
 from .attention import EMBEDDING
 from .base import Method, Rule, as_it_is, sequential
+from .graph import is_torchs_own
 from .moments import AFFINE
+from .network import walk
 
 
 def _draw(x: Activation) -> Tensor:
@@ -26,7 +29,11 @@ def _sampled(moments: Rule, method: Method, module: nn.Module, x: Activation) ->
 
 
 def _other(method: Method, module: nn.Module, *x: Any, **options: Any) -> Any:
-    return as_it_is(method, module, *(_draw(a) for a in x), **options)
+    """Any other module on a draw of its input: as it is or, where it has random weights inside, by its graph, which draws them."""
+    x = tuple([_draw(a) for a in x])
+    if is_torchs_own(module) or next(posteriors(module), None) is None:
+        return as_it_is(method, module, *x, **options)
+    return walk(method, module, x, options)
 
 
 LOCAL_REPARAM = Method(

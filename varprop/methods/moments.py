@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,8 +72,8 @@ def _scaled_affine(op: fn.Op, layer: Layer, x: Activation, weight: fn.Weight, bi
         out = fn.affine(op, fn.product(x, group), weight)
     else:
         out = fn.product(fn.affine(op, x, weight), move(per_channel, group))
-    out = fn.product(out, move(per_channel, whole))
-    return out if bias is None else out + move(per_channel, bias)
+    scaled: Any = fn.product(out, move(per_channel, whole))
+    return scaled if bias is None else scaled.plus(move(per_channel, bias))
 
 
 AFFINE: dict[type[nn.Module], Rule] = {

@@ -12,6 +12,7 @@ from ..gaussian import Gaussian
 from ..posterior import Layer
 from .base import Method, activation
 from .moments import MAX_POOLS, SHARED, bent
+from .network import NETWORKS
 
 _MAX_POOL = {1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices}
 
@@ -40,7 +41,7 @@ def vbp(slope: float = math.inf) -> Method:
         raise ValueError(f"vbp: slope must be positive, got {slope}.")
     name = "VBP" if math.isinf(slope) else f"VBP(slope={slope:g})"
     pools = {kind: partial(activation, partial(_winner_pool, n)) for kind, n in MAX_POOLS.items()}
-    return Method(name, {**SHARED, **bent(partial(_gate, slope)), **pools}, slope=slope)
+    return Method(name, {**SHARED, **NETWORKS, **bent(partial(_gate, slope)), **pools}, slope=slope)
 
 
 VBP = vbp()

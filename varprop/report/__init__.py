@@ -12,12 +12,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from .. import metrics
+from .. import attribution, metrics
 from ..objectives import ELBO
 from ..posterior import posteriors
 from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture, rescaled, two_classes
 from ..storage import replacing
-from . import attribution
 from .cases import extremes
 
 if TYPE_CHECKING:

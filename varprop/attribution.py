@@ -7,9 +7,10 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from ..gaussian import Gaussian, mean_of
-from ..objectives import ELBO
-from ..posterior import is_random, posteriors
+from .gaussian import Activation, Gaussian, mean_of
+from .methods import Method
+from .objectives import ELBO
+from .posterior import is_random, posteriors
 
 
 @torch.no_grad()
@@ -23,29 +24,47 @@ def variance_shares(elbo: ELBO, x: Tensor) -> dict[str, float]:
     >>> list(variance_shares(elbo, torch.randn(16, 2)))
     ['0', '2']
     """
-    layers = [name for name, layer in elbo.net.named_modules() if is_random(layer)]
-    total = _variance(elbo, elbo.net, x)
-    return {name: _variance(elbo, _only_random(elbo.net, name), x) / total for name in layers} if total > 0 else {}
+    total = _variance(elbo.method, elbo.net, x)
+    shares = {name: _variance(elbo.method, _certain(elbo.net, all_but=name), x) for name in _random_layers(elbo.net)}
+    return {name: var / total for name, var in shares.items()} if total > 0 else {}
 
 
-def _only_random(net: nn.Module, chosen: str) -> nn.Module:
+@torch.no_grad()
+def variance_losses(method: Method, net: nn.Module, x: Activation) -> dict[str, float]:
+    """For each random layer, the part of the output's variance that goes when the layer's weights are certain.
+
+    >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
+    >>> list(variance_losses(vp.VBP, net, torch.randn(16, 2)))
+    ['0', '2']
+    """
+    total = _variance(method, net, x)
+    left = {name: _variance(method, _certain(net, only=name), x) for name in _random_layers(net)}
+    return {name: 1 - var / total for name, var in left.items()} if total > 0 else {}
+
+
+def _random_layers(net: nn.Module) -> list[str]:
+    return [name for name, layer in net.named_modules() if is_random(layer)]
+
+
+def _certain(net: nn.Module, only: str | None = None, all_but: str | None = None) -> nn.Module:
+    """A copy of the network in which the weights of one layer, or of all others, have no variance."""
     net = deepcopy(net)
     for name, layer in net.named_modules():
-        if is_random(layer) and name != chosen:
+        if is_random(layer) and name != all_but and only in (None, name):
             for parameter_name, parameter in layer.named_parameters():
                 if "logvar" in parameter_name:
                     parameter.fill_(-torch.inf)
     return net
 
 
-def _variance(elbo: ELBO, net: nn.Module, x: Tensor, samples: int = 64) -> float:
+def _variance(method: Method, net: nn.Module, x: Activation, samples: int = 64) -> float:
     """Variance of the output, averaged over data and outputs; over passes, where the method draws them."""
-    if elbo.method.samples:
+    if method.samples:
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
-            f = torch.stack([mean_of(elbo.method(net, x)) for _ in range(samples)])
+            f = torch.stack([mean_of(method(net, x)) for _ in range(samples)])
         return float(f.var(0).mean())
-    output = elbo.method(net, x)
+    output = method(net, x)
     return float(output.var.mean()) if isinstance(output, Gaussian) else 0.0
 
 

@@ -1,0 +1,693 @@
+"""Networks with their own `forward`: every method, every function, every tool on top of them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import operator
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import varprop as vp
+from varprop import Gaussian
+from varprop.methods.graph import GRAPHS
+from varprop.methods.network import walk
+
+from .networks import BasicBlock, Branching, DenseBlock, Residual, ResNet, SqueezeExcite, Twice, UNet
+from .sampling import assert_agrees, difference, draws
+
+VBP, DVI, SAMPLED = vp.VBP, vp.DVI, vp.LOCAL_REPARAM
+INDEPENDENT = {
+    **dict.fromkeys((operator.add, "add"), lambda method, add, a, b: a + b),
+    **dict.fromkeys((operator.sub, torch.sub), lambda method, sub, a, b, alpha=1: a + b * -alpha),
+}
+"""Rows that take the operands of every sum as independent."""
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "resnet": (ResNet, (2, 3, 32, 32)),
+    "dense block": (DenseBlock, (2, 3, 5, 5)),
+    "squeeze and excite": (SqueezeExcite, (2, 3, 5, 5)),
+    "unet": (UNet, (2, 3, 6, 6)),
+    "inside a sequential": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Sequential(Residual(4), nn.ReLU()), nn.Linear(4, 2)), (5, 3)),
+    "used twice": (Twice, (5, 4)),
+}
+every_net = pytest.mark.parametrize("name", NETS)
+
+
+def build(name: str, logvar: float = -6.0) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    make, shape = NETS[name]
+    net = make()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.2)
+            module.running_var.uniform_(0.5, 2.0)
+    return vp.variational(net, logvar=logvar).eval(), torch.randn(shape)
+
+
+def elbo_of(net: nn.Module, method: vp.Method = vp.VBP, n_data: int = 32, **options: Any) -> vp.ELBO:
+    return vp.ELBO(net, method, vp.likelihoods.Normal(), vp.priors.Normal(10.0), n_data=n_data, **options)
+
+
+def residual_net(logvar: float = -6.0, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return vp.variational(nn.Sequential(nn.Linear(3, 4), Residual(4), nn.Linear(4, 1)), logvar=logvar)
+
+
+# --------------------------------------------------------------------------------------------------------------- networks
+
+
+@every_net
+@pytest.mark.parametrize("method", [VBP, DVI], ids=lambda method: method.name)
+def test_without_variance_the_network_itself_remains(name: str, method: vp.Method) -> None:
+    net, x = build(name, logvar=-60.0)
+    f = method(net, x)
+    torch.testing.assert_close(f.mean, net(x), rtol=1e-4, atol=1e-5)
+    assert f.var.max() < 1e-15
+
+
+@every_net
+def test_every_method_takes_the_network(name: str) -> None:
+    net, x = build(name)
+    expected = net(x)
+    if name in ("resnet", "dense block", "unet"):  # in others there is a smooth function, whose mean is not that of the mean
+        torch.testing.assert_close(VBP(net, x).mean, expected)
+    torch.testing.assert_close(vp.DETERMINISTIC(net, x), expected)
+    first, second = SAMPLED(net, x), SAMPLED(net, x)
+    assert first.shape == expected.shape
+    assert not torch.equal(first, second)
+    assert (VBP(net, x).var > 0).any()
+
+
+def test_the_moments_of_a_resnet_are_those_of_drawn_weights_in_order_of_size() -> None:
+    net, x = build("resnet", logvar=-9.0)
+    with torch.no_grad():
+        ratio = VBP(net, x).var.mean() / draws(net, x, 300).var(0).mean()
+    assert 0.5 < ratio < 2
+
+
+def test_local_reparametrisation_draws_the_weights_of_inner_layers() -> None:
+    net = residual_net(logvar=-2.0)
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        samples = torch.vmap(lambda _: vp.LOCAL_REPARAM(net, x), randomness="different")(torch.zeros(4_000))
+        f = vp.DVI(net, x)
+    torch.testing.assert_close(samples.var(0), f.var, rtol=0.2, atol=0)
+
+
+def test_a_network_may_have_several_inputs_options_and_outputs() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor, other: Tensor | None = None, *, twice: bool = False) -> dict[str, Tensor]:
+            h = self.fc(x)
+            if other is not None:
+                h = h + other
+            return {"h": 2 * h if twice else h, "x": x}
+
+    net = vp.variational(Two())
+    x, other = torch.randn(2, 3), Gaussian(torch.randn(2, 3), torch.rand(2, 3))
+    plain = vp.VBP(net, x)["h"]
+    torch.testing.assert_close(vp.VBP(net, x, other)["h"].var, plain.var + other.var)
+    torch.testing.assert_close(vp.VBP(net, x, None, twice=True)["h"].var, 4 * plain.var)
+    torch.testing.assert_close(vp.VBP(net, x, other=other, twice=True)["h"].var, 4 * (plain.var + other.var))
+    assert vp.VBP(net, x)["x"] is x
+
+
+def test_the_graph_follows_the_network_when_it_changes() -> None:
+    net = vp.variational(Twice(), logvar=-4.0)
+    x = torch.randn(5, 4)
+    evaluated, trained = vp.VBP(net.eval(), x).var, vp.VBP(net.train(), x).var
+    assert (trained > evaluated).any()
+    net.drop_rate = 0.0
+    torch.testing.assert_close(vp.VBP(net, x).var, evaluated)
+    net.part = nn.Identity()
+    torch.testing.assert_close(vp.VBP(net, Gaussian(x, x.square())).var, x.square())
+
+
+def test_a_graph_holds_no_parameters_and_goes_with_its_network() -> None:
+    net, x = residual_net(), torch.randn(2, 3)
+    before = set(vars(GRAPHS))
+    f = vp.VBP(net, x)
+    names = set(vars(GRAPHS)) - before
+    assert len(names) == 1
+    with torch.no_grad():
+        net[1].scale.zero_()
+    assert not torch.equal(vp.VBP(net, x).mean, f.mean)
+    assert set(vars(GRAPHS)) - before == names
+    assert set(vars(net[1])) == set(vars(Residual()))
+    del net, f
+    gc.collect()
+    assert not names & set(vars(GRAPHS))
+
+
+def test_a_random_weight_that_forward_uses_by_itself_keeps_its_variance() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.fc.weight, self.fc.bias)
+
+    for form in ("full", "factored"):
+        net, x = vp.variational(Tied(), posterior=form, biases=True, logvar=-2.0), torch.randn(4, 3)
+        torch.testing.assert_close(vp.VBP(net, x).var, vp.VBP(net.fc, x).var)
+        assert not torch.equal(vp.LOCAL_REPARAM(net, x), vp.LOCAL_REPARAM(net, x))
+
+
+def test_what_is_written_in_place_is_read_by_whoever_comes_later() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.ReLU(inplace=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = 1.0 * x
+            self.relu(h)
+            h.mul_(2.0)
+            return h
+
+    x = Gaussian(torch.tensor([-1.0, 1.0]), torch.tensor([0.1, 0.1]))
+    f = vp.VBP(InPlace(), x)
+    torch.testing.assert_close(f.mean, InPlace()(x.mean))
+    torch.testing.assert_close(f.var, torch.tensor([0.0, 0.4]))
+
+
+# -------------------------------------------------------------------------------------------------------------- functions
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+FIXED = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "F.relu": F.relu,
+    "torch.relu": torch.relu,
+    ".relu()": lambda x: x.relu(),
+    ".relu_()": lambda x: (1 * x).relu_(),
+    "F.leaky_relu": lambda x: F.leaky_relu(x, 0.3),
+    "F.hardtanh": lambda x: F.hardtanh(x, -0.5, max_val=0.7),
+    "F.relu6": F.relu6,
+    "F.gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "F.silu": F.silu,
+    "F.softplus": lambda x: F.softplus(x, beta=2.0),
+    "F.elu": lambda x: F.elu(input=x, alpha=0.7),
+    "torch.tanh": torch.tanh,
+    ".sigmoid()": lambda x: x.sigmoid(),
+    "torch.exp": torch.exp,
+    "torch.sin": torch.sin,
+    "+ constant": lambda x: 1 + x + FIXED,
+    "add alpha": lambda x: torch.add(FIXED, x, alpha=2),
+    "- constant": lambda x: FIXED - (x - 1),
+    "* constant": lambda x: FIXED * x * 2,
+    "/ constant": lambda x: x / 3,
+    "neg": lambda x: -x,
+    "x * x": lambda x: x * x,
+    "x ** 2": lambda x: x**2,
+    "x ** 3": lambda x: x.pow(3),
+    "torch.square": torch.square,
+    "matmul": lambda x: torch.matmul(x, FIXED.T),
+    "constant @ x": lambda x: FIXED @ x.transpose(-1, -2),
+    "F.linear": lambda x: F.linear(x, FIXED, FIXED[:, 0]),
+    "F.conv1d": lambda x: F.conv1d(x, FIXED.view(4, 3, 1).repeat(1, 1, 3), padding=1),
+    "independent product": lambda x: x[:1] * x[1:],
+    "independent matmul": lambda x: x[:1] @ x[1:].mT,
+    "independent sum": lambda x: x[:1] + x[1:],
+    "cat": lambda x: torch.cat([x, FIXED.expand(2, 3, 4)], dim=1),
+    "stack": lambda x: torch.stack((x[0], x[1]), -1),
+    "flatten": lambda x: torch.flatten(x, 1),
+    "view": lambda x: x.view(x.size(0), -1),
+    "reshape": lambda x: x.reshape(x.shape[0], 2, -1),
+    "permute": lambda x: x.permute(0, 2, 1).contiguous(),
+    "transpose": lambda x: torch.transpose(x, 1, 2),
+    ".mT": lambda x: x.mT,
+    "unsqueeze squeeze": lambda x: x.unsqueeze(1).squeeze(1),
+    "expand": lambda x: x[:, :1].expand(-1, 3, -1),
+    "mean": lambda x: x.mean((1, 2), keepdim=True),
+    "torch.mean": lambda x: torch.mean(x, dim=-1),
+    "sum": lambda x: x.sum(dim=1),
+    "index": lambda x: x[..., 1:3, None, 0],
+    "index by tensor": lambda x: x[:, torch.tensor([0, 2])],
+    "chunk": lambda x: x.chunk(2, dim=-1)[1],
+    "split": lambda x: torch.split(x, [1, 3], dim=-1)[1],
+    "unpacked": lambda x: (lambda a, b: a - b)(*[x.unbind(0)[i] for i in range(2)]),
+    "F.max_pool1d": lambda x: F.max_pool1d(x, 2),
+    "F.max_pool2d": lambda x: F.max_pool2d(x.unsqueeze(1), kernel_size=(1, 2)),
+    "F.avg_pool2d": lambda x: F.avg_pool2d(x, 2, 1, padding=1),
+    "F.adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (2, 2)),
+    "F.interpolate": lambda x: F.interpolate(x, scale_factor=2),
+    "F.interpolate linear": lambda x: F.interpolate(x, scale_factor=2, mode="linear"),
+    "F.softmax": lambda x: F.softmax(x[..., :2], dim=-1),
+    "F.log_softmax": lambda x: F.log_softmax(x[..., :2], -1),
+    "F.pad": lambda x: F.pad(x, (1, 0), value=3.0),
+    "F.pad circular": lambda x: F.pad(x, (1, 1), mode="circular"),
+    "F.dropout in evaluation": lambda x: F.dropout(x, 0.5, training=False),
+    "F.dropout": lambda x: F.dropout(x, 0.3),
+    "a layer made in forward": lambda x: nn.LeakyReLU(0.1)(x),
+    "of nothing random": lambda x: x + torch.arange(4) * torch.ones(3, 1).cumsum(0),
+    "zeros_like": lambda x: x + torch.zeros_like(x) + x.new_ones(()),
+    "clone, to": lambda x: x.clone().to(x.dtype).double(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_agree_with_sampling(name: str) -> None:
+    torch.manual_seed(1)
+    x = Gaussian(torch.randn(2, 3, 4).double(), torch.rand(2, 3, 4).double() + 0.1)
+    assert_agrees(vp.DVI, Function(FUNCTIONS[name]), x, samples=10_000)
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "F.dropout"])
+@pytest.mark.parametrize("method", [vp.VBP, vp.LOCAL_REPARAM], ids=lambda method: method.name)
+def test_functions_of_certain_values_just_run(name: str, method: vp.Method) -> None:
+    x = torch.randn(2, 3, 4).double()
+    torch.testing.assert_close(method(Function(FUNCTIONS[name]), x), FUNCTIONS[name](x))
+    certain = vp.VBP(Function(FUNCTIONS[name]), Gaussian(x, torch.zeros_like(x)))
+    torch.testing.assert_close(certain.mean, FUNCTIONS[name](x))
+    assert certain.var.max() < 1e-25
+
+
+def test_gates_of_functions_are_recorded_as_those_of_layers() -> None:
+    layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    net = vp.variational(nn.Sequential(layers[0], Function(F.relu), layers[2]), logvar=-2.0)
+    x, y = torch.randn(5, 3), torch.randn(5, 1)
+    assert elbo_of(net).terms(x, y).kl_z == elbo_of(layers).terms(x, y).kl_z > 0
+
+
+# ------------------------------------------------------------------------------------------------------------------ sums
+
+
+class Sum(nn.Module):
+    """A sum of two values that come from one."""
+
+    def __init__(self, formula: Callable[[Any, Any], Any], channels: int = 0) -> None:
+        super().__init__()
+        self.formula = formula
+        self.a = nn.Conv2d(channels, channels, 3, padding=1) if channels else nn.Linear(4, 4)
+        self.b = nn.Conv2d(channels, channels, (5, 1), padding="same") if channels else nn.Linear(4, 4)
+        self.halved = nn.Conv2d(channels or 1, 2, 3, stride=2, padding=1)
+        self.projected = nn.Conv2d(channels or 1, 2, 1, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(self, x)
+
+
+DENSE: dict[str, Callable[[Any, Any], Any]] = {
+    "x + x": lambda net, x: x + x,
+    "x - x": lambda net, x: x - x,
+    "x + a x": lambda net, x: x + -0.7 * x,
+    "x - alpha x": lambda net, x: torch.sub(x, x / 2, alpha=3),
+    "x + relu(x)": lambda net, x: x + F.relu(x),
+    "x + hardtanh(x)": lambda net, x: x + F.hardtanh(x),
+    "tanh(x) + x": lambda net, x: torch.tanh(x).add(x),
+    "x + dropout(1 - x)": lambda net, x: x + F.dropout(1 - x, 0.3),
+    "x + W x": lambda net, x: x + net.a(x),
+    "a x - W b x": lambda net, x: 0.5 * x - net.a(x * FIXED[0]),
+    "V x + W x": lambda net, x: 2 * net.a(x) + net.b(-x),
+}
+CONVOLUTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "x + W x": lambda net, x: x - net.b(x),
+    "V x + W x": lambda net, x: net.a(x) + net.b(x),
+    "halved": lambda net, x: net.halved(x) + net.projected(x),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_sums_of_dense_paths_agree_with_sampling(name: str) -> None:
+    torch.manual_seed(2)
+    net = vp.variational(Sum(DENSE[name]).double(), logvar=-2.0)
+    x = Gaussian(torch.randn(3, 4).double(), torch.rand(3, 4).double() + 0.1)
+    assert_agrees(vp.DVI, net, x)
+    if name not in ("x + dropout(1 - x)", "x - x"):
+        assert difference(
+            (vp.DVI | INDEPENDENT | {torch.sub: INDEPENDENT[operator.sub], "add": INDEPENDENT[operator.add]})(net, x), draws(net, x)
+        )
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_sums_of_convolutions_agree_with_sampling(name: str) -> None:
+    torch.manual_seed(2)
+    net = vp.variational(Sum(CONVOLUTIONS[name], channels=3).double(), logvar=-4.0)
+    x = Gaussian(torch.randn(2, 3, 5, 5).double(), torch.rand(2, 3, 5, 5).double() + 0.1)
+    assert_agrees(vp.DVI, net, x)
+
+
+class Block(nn.Module):
+    """h + V relu(W h)."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.first(x)))
+
+
+class Frozen(Block):
+    """The two sides of the block, its gates fixed."""
+
+    gates: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x, self.second(self.gates * self.first(x))])
+
+
+BLOCKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], tuple[int, ...]]] = {
+    "dense": (lambda: nn.Linear(4, 6), lambda: nn.Linear(6, 4), (2, 4)),
+    "over time": (lambda: nn.Linear(4, 6), lambda: nn.Linear(6, 4), (2, 3, 4)),
+    "conv1d": (lambda: nn.Conv1d(2, 4, 3, padding=1), lambda: nn.Conv1d(4, 2, 3, padding=1), (2, 2, 5)),
+    "conv2d": (lambda: nn.Conv2d(2, 4, 3, padding=1), lambda: nn.Conv2d(4, 2, 3, padding=1), (1, 2, 4, 5)),
+    "conv2d of two sizes": (lambda: nn.Conv2d(2, 4, (1, 5), padding="same"), lambda: nn.Conv2d(4, 2, 3, padding=1), (1, 2, 4, 5)),
+}
+
+
+def block(name: str, logvar: float = -3.0) -> tuple[Block, Gaussian]:
+    torch.manual_seed(3)
+    first, second, shape = BLOCKS[name]
+    net = vp.variational(Block(first(), second()).double(), logvar=logvar)
+    return net, Gaussian(torch.randn(shape).double(), torch.rand(shape).double() + 0.1)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_covariance_in_a_residual_block_is_that_of_sampled_weights_with_frozen_gates(name: str) -> None:
+    net, x = block(name)
+    frozen = Frozen(net.first, net.second)
+    frozen.register_buffer("gates", (vp.VBP(net.first, x).mean > 0).double())
+    with torch.no_grad():
+        predicted = (vp.VBP(net, x).var - (vp.VBP | INDEPENDENT)(net, x).var) / 2
+        sides = draws(frozen, x, 40_000)
+    centred = sides - sides.mean(0)
+    products = centred[:, 0] * centred[:, 1]
+    error = products.std(0) / len(sides) ** 0.5
+    assert ((predicted - products.mean(0)).abs() < 5 * error).all()
+    assert (predicted.abs() > 5 * error).any()
+
+
+@pytest.mark.parametrize("method", [vp.VBP, vp.vbp(3.0), vp.DVI], ids=lambda method: method.name)
+def test_slopes_are_covariances_over_variances(method: vp.Method) -> None:
+    """Of a gate drawn apart from its input, and of the unit itself."""
+    x = Gaussian(torch.tensor([-1.0, -0.2, 0.3, 1.5]).double(), torch.tensor([0.5, 1.0, 1.0, 0.3]).double())
+    values = x.sample((200_000,), torch.Generator().manual_seed(0))
+    for pieces in (vp.functional.RELU, vp.functional.Piecewise((-0.5, 0.5), (0.0, 1.0, 0.2))):
+        if method.slope is None:
+            out = pieces(values)
+        else:
+            odds = torch.stack([torch.zeros_like(x.mean), *(x.mean - knot for knot in pieces.knots)]).cumsum(0)
+            chances = (min(method.slope, 1e9) * odds).softmax(0).movedim(0, -1)
+            piece = torch.distributions.Categorical(probs=chances).sample((len(values),))
+            out = pieces.lines(values).gather(0, piece.unsqueeze(0)).squeeze(0)
+        sampled = ((out - out.mean(0)) * (values - x.mean)).mean(0) / x.var
+        torch.testing.assert_close(vp.functional.slope(x, pieces, method.slope), sampled, atol=0.03, rtol=0)
+
+
+def test_the_slope_of_a_smooth_function_is_its_derivative_where_nothing_varies() -> None:
+    x = Gaussian(torch.linspace(-2, 2, 9), torch.zeros(9))
+    torch.testing.assert_close(vp.functional.smooth_slope(torch.tanh, x), 1 - torch.tanh(x.mean) ** 2, atol=1e-3, rtol=0)
+
+
+def test_paths_without_a_formula_stay_independent_and_the_summary_says_so() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b, c, d = self.layers
+            h = d(x)
+            return h + c(b(a(h))) + a(h)
+
+    net, x = vp.variational(Deep()), torch.randn(2, 4)
+    torch.testing.assert_close(vp.VBP(net, x).var, (vp.VBP | INDEPENDENT)(net, x).var)
+    words = [row.kind.word for row in vp.summary(net, vp.VBP, x).operations if row.name == "add"]
+    assert words == ["independent", "independent"]
+
+
+def test_a_layer_on_both_sides_shares_its_weights_which_the_formula_does_not_know() -> None:
+    net = vp.variational(Sum(lambda net, x: net.a(x) + net.a(x)))
+    x = Gaussian(torch.randn(3, 4), torch.rand(3, 4))
+    torch.testing.assert_close(vp.VBP(net, x).var, 2 * vp.VBP(net.a, x).var)
+    assert [row.kind.word for row in vp.summary(net, vp.VBP, x).operations] == ["exact", "exact", "independent"]
+
+
+def test_branches_of_a_certain_input_are_independent_in_truth() -> None:
+    net, x = vp.variational(Sum(DENSE["V x + W x"]), logvar=-2.0), torch.randn(3, 4)
+    assert_agrees(vp.DVI, net, x)
+    assert [row.kind.word for row in vp.summary(net, vp.DVI, x).operations] == ["exact", "exact", "plain", "exact", "exact"]
+
+
+def test_the_variance_of_a_sum_is_never_negative() -> None:
+    net = vp.variational(Block(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)), logvar=-20.0)
+    with torch.no_grad():
+        net.first.weight.copy_(torch.eye(4))
+        net.second.weight.copy_(-torch.eye(4))
+    x = Gaussian(torch.ones(1, 4), torch.ones(1, 4))
+    f = vp.VBP(net, x)
+    assert (f.var >= 0).all()
+    assert f.var.max() < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------------------------ errors
+
+
+class Sorted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.inner = Function(lambda x: torch.sort(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.fc(x))
+
+
+def test_a_function_without_a_rule_is_named_with_its_place_and_the_line_that_helps() -> None:
+    net = vp.variational(Sorted())
+    with pytest.raises(
+        vp.NoRuleError, match=r"(?s)VBP has no rule for .*sort; add one with `method \| \{.*sort: rule\}`.*`inner` of Sorted"
+    ):
+        vp.VBP(net, torch.ones(1, 4))
+    method = vp.VBP | {torch.sort: lambda method, sort, x: x}
+    assert isinstance(method(net, torch.ones(1, 4)), Gaussian)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: F.interpolate(x.unsqueeze(0), scale_factor=0.5, mode="bilinear", antialias=True), "interpolate with antialias=True"),
+        (lambda x: 1 / x, "truediv by a random value"),
+        (lambda x: x**0.5, "with the exponent 0.5"),
+        (lambda x: F.max_pool1d(x, 2, return_indices=True), "max_pool1d"),
+        (lambda x: nn.MaxPool1d(2, return_indices=True)(x), "MaxPool1d with return_indices=True"),
+        (lambda x: x.cumsum(0), r"Tensor\.cumsum; add one with `method \| \{\"cumsum\": rule\}`"),
+        (lambda x: nn.LPPool1d(2, 2)(x), "LPPool1d"),
+        (lambda x: x.data, r"Tensor\.data"),
+    ],
+)
+def test_what_has_no_rule_is_an_error(function: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(vp.NoRuleError, match=f"(?s){message}.*It stands in Function"):
+        vp.VBP(Function(function), Gaussian(torch.ones(1, 2, 4), torch.ones(1, 2, 4)))
+
+
+def test_a_layer_without_a_rule_is_named_with_its_place() -> None:
+    net, x = build("resnet")
+    with pytest.raises(vp.NoRuleError, match=r"(?s)no rule for torch\..*BatchNorm2d; .*`bn1` of ResNet"):
+        vp.Method("BARE", {key: rule for key, rule in vp.VBP.rules.items() if key is not nn.BatchNorm2d})(net, x)
+
+
+def test_control_flow_is_refused_with_the_rule_that_helps() -> None:
+    net = vp.variational(nn.Sequential(nn.Linear(4, 4), Branching()))
+    with pytest.raises(
+        vp.NoRuleError, match=r"(?s)cannot take the graph of .*networks\.Branching .*method\(block\.fc, x\).*\{Branching: rule\}"
+    ):
+        vp.VBP(net, torch.ones(1, 4))
+    method = vp.VBP | {Branching: lambda method, block, x: method(block.fc, x)}
+    assert isinstance(method(net, torch.ones(1, 4)), Gaussian)
+
+
+def test_control_flow_where_nothing_is_random_just_runs() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branching = Branching()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.branching(x))
+
+    net = vp.variational(Net(), where=lambda name, layer: name == "fc")
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(vp.VBP(net, x).mean, net(x))
+    with pytest.raises(vp.NoRuleError, match=r"(?s)Branching.*It stands in `branching` of Net"):
+        vp.VBP(net, Gaussian(x, x.square()))
+
+
+# ------------------------------------------------------------------------------------------------------------ on top of it
+
+
+def test_training_saving_and_loading(tmp_path: Path) -> None:
+    net, x = residual_net(), torch.randn(32, 3)
+    elbo = elbo_of(net, kl_z_weight=0.1)
+    before = elbo(x, x[:, :1]).item()
+    vp.fit(elbo, (x, x[:, :1]), epochs=3, lr=0.01)
+    assert elbo(x, x[:, :1]).item() < before
+    vp.save(elbo, tmp_path)
+    again = vp.load(tmp_path, net=residual_net(seed=1))
+    torch.testing.assert_close(again.predict(x).var, elbo.predict(x).var, rtol=0, atol=0)
+
+
+def test_replicas_train_as_they_would_alone() -> None:
+    x, y = torch.randn(2, 32, 3), torch.randn(2, 32, 1)
+    together, alone = [elbo_of(residual_net(seed=seed)) for seed in range(2)], elbo_of(residual_net(seed=1))
+    vp.replicas.fit(together, x, y, epochs=2)
+    vp.replicas.fit([alone], x[1:], y[1:], epochs=2, seeds=[1])
+    torch.testing.assert_close(together[1].predict(x[0]).var, alone.predict(x[0]).var)
+
+
+def test_copies_and_pickles_are_networks_of_their_own() -> None:
+    net, x = residual_net(), torch.randn(2, 3)
+    f = vp.VBP(net, x)
+    for again in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        torch.testing.assert_close(vp.VBP(again, x).var, f.var, rtol=0, atol=0)
+        with torch.no_grad():
+            again[1].first.weight.zero_()
+        assert not torch.equal(vp.VBP(again, x).var, f.var)
+    torch.testing.assert_close(vp.VBP(net, x).var, f.var, rtol=0, atol=0)
+
+
+def test_a_first_pass_inside_functional_call_leaves_no_values_in_the_graph() -> None:
+    net, x = residual_net(), torch.randn(2, 3)
+    zeros = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+
+    class Bound(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return vp.VBP(self.net, x).mean
+
+    assert not torch.func.functional_call(Bound(), {f"net.{name}": value for name, value in zeros.items()}, (x,)).any()
+    torch.testing.assert_close(vp.VBP(net, x).mean, net(x), rtol=1e-2, atol=1e-3)  # tanh is smooth
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict: bool) -> None:
+    net, x = residual_net(), torch.randn(2, 3)
+
+    class Moments(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            f = vp.VBP(self.net, x)
+            return f.mean, f.var
+
+    program = torch.export.export(Moments(), (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=strict)
+    x = torch.randn(5, 3)
+    mean, var = program.module()(x)
+    torch.testing.assert_close(mean, vp.VBP(net, x).mean)
+    torch.testing.assert_close(var, vp.VBP(net, x).var)
+
+
+# ----------------------------------------------------------------------------------------------------------------- resnet
+
+
+def test_a_resnet_trains() -> None:
+    net, x = build("resnet")
+    elbo = vp.ELBO(net, VBP, vp.likelihoods.Categorical(), vp.priors.Normal(), n_data=2)
+    elbo(x, torch.tensor([0, 3])).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+
+
+def small_resnet() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return vp.variational(ResNet(width=2, depths=(1, 1))).eval(), torch.randn(2, 3, 16, 16)
+
+
+def test_a_compiled_resnet_equals_the_eager_one() -> None:
+    net, x = small_resnet()
+    elbo, y = vp.ELBO(net, VBP, vp.likelihoods.Categorical(), vp.priors.Normal(), n_data=2), torch.tensor([0, 3])
+    torch.compiler.reset()
+    loss = torch.compile(elbo, fullgraph=True, backend="aot_eager")(x, y)
+    torch.testing.assert_close(loss, elbo(x, y))
+    compiled, eager = (torch.autograd.grad(value, list(net.parameters())) for value in (loss, elbo(x, y)))
+    torch.testing.assert_close(compiled, eager)
+    with torch.no_grad():
+        compiled_pass = torch.compile(lambda x: VBP(net, x), fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled_pass(x).var, VBP(net, x).var)
+        net.fc.weight.mul_(2)
+        torch.testing.assert_close(compiled_pass(x).mean, net(x))
+
+
+@pytest.mark.parametrize("method", [VBP, DVI], ids=lambda method: method.name)
+def test_bfloat16_keeps_the_variance(method: vp.Method) -> None:
+    net, x = small_resnet()
+    with torch.no_grad():
+        exact = method(net, x)
+        with torch.autocast("cpu", torch.bfloat16):
+            f = method(net, x)
+    assert f.var.isfinite().all()
+    assert f.var.dtype == torch.float32
+    torch.testing.assert_close(f.var, exact.var, rtol=0.05, atol=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- summary
+
+
+def test_the_summary_tells_operations_rules_parameters_cost_and_variance() -> None:
+    net, x = small_resnet()
+    table = vp.summary(net, VBP, x)
+    rows = {(row.place, row.name): row for row in table.operations}
+    assert rows["layers.0.0", "add"].kind.word == "corrected"
+    assert rows["layers.1.0", "add"].kind.word == "independent"
+    assert [row.place for row in table.independent] == ["layers.1.0"]
+    assert rows["layers.0.0", "relu"].kind == rows["relu", "ReLU"].kind
+    assert rows["bn1", "BatchNorm2d"].kind.equation == 32
+    assert rows["fc", "Linear"].parameters == 25
+    assert rows["fc", "Linear"].random == 20
+    assert sum(row.flops for row in table.operations) == pytest.approx(1)
+    assert 0 < rows["fc", "Linear"].variance < 1
+    assert rows["relu", "ReLU"].variance is None
+    for name in ("layers.1.0.downsample.0", "corrected (Eq. 41)", "25", "20", "%"):
+        assert name in str(table)
+
+
+def test_the_share_of_variance_is_what_goes_with_a_layers_variance() -> None:
+    net, x = residual_net(), torch.randn(3, 3)
+    share = {row.place: row.variance for row in vp.summary(net, vp.DVI, x).operations}["1.first"]
+    with torch.no_grad():
+        total = vp.DVI(net, x).var.mean()
+        net[1].first.weight_logvar.fill_(-torch.inf)
+        assert share == pytest.approx(float(1 - vp.DVI(net, x).var.mean() / total), rel=1e-4)
+
+
+def test_a_visitor_sees_every_step() -> None:
+    net, x = residual_net(), torch.randn(2, 3)
+    seen: list[str] = []
+    walk(vp.VBP, net, (x,), {}, lambda step, operation, rule, values: seen.append(step.place))
+    assert seen == ["", "0", "1", "1", "1.first", "1", "1.second", "1", "1", "2", ""]
+
+
+def test_basic_blocks_need_no_more_than_their_layers() -> None:
+    """A block alone, as a network."""
+    net = vp.variational(BasicBlock(3, 3), logvar=-4.0).eval()
+    x = Gaussian(torch.randn(1, 3, 5, 5), torch.rand(1, 3, 5, 5))
+    corrected, independent = VBP(net, x), (VBP | INDEPENDENT)(net, x)
+    torch.testing.assert_close(corrected.mean, independent.mean)
+    assert not torch.allclose(corrected.var, independent.var)
