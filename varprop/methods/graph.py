@@ -128,9 +128,9 @@ def graph_name(module: nn.Module, keys: tuple[Any, ...], kept_whole: bool, input
 
 
 def _structure(module: nn.Module) -> Iterator[Hashable]:
-    """All that a graph depends on: layers, whether they train, and plain attributes that `forward` may read."""
+    """All that a graph depends on: the layers, and plain attributes that `forward` may read, `training` among them."""
     for name, part in module.named_modules():
-        yield name, type(part), part.training
+        yield name, type(part)
         if not is_torchs_own(part):
             attributes = vars(part).items()
             yield tuple((key, value) for key, value in attributes if key[0] != "_" and (isinstance(value, _PLAIN) or callable(value)))
