@@ -21,6 +21,10 @@ class Case:
     certain_input: bool = False
     """Exact for a certain input only: with a random one, entries of a window are copies of each other."""
     training: bool = False
+    mean_error: float = 0.0
+    """Of an approximation: how far the mean may be off on average, in units of the sampled standard deviation."""
+    var_error: float = 0.0
+    """Likewise: how far the log of predicted over sampled variance may be from zero on average."""
 
     def build(self, dtype: torch.dtype = torch.float64, logvar: float = -2.0) -> tuple[nn.Module, vp.Gaussian]:
         """The layer with random weights, and a random input."""
@@ -53,8 +57,38 @@ AFFINE = [
     Case("unbatched conv2d", lambda: nn.Conv2d(2, 3, 3), (2, 5, 5)),
 ]
 
+NORMALISATION = [
+    Case("batch norm1d", lambda: settled(nn.BatchNorm1d(3)), (4, 3)),
+    Case("batch norm1d over time", lambda: settled(nn.BatchNorm1d(3)), (2, 3, 4)),
+    Case("batch norm2d", lambda: settled(nn.BatchNorm2d(3)), (2, 3, 2, 4)),
+    Case("instance norm2d settled", lambda: settled(nn.InstanceNorm2d(3, track_running_stats=True)), (2, 3, 2, 4)),
+    Case("batch norm3d without scale", lambda: settled(nn.BatchNorm3d(2, affine=False)), (1, 2, 2, 2, 2)),
+]
+"""Affine maps: normalisation by running statistics."""
+
+APPROXIMATE = [
+    Case("batch norm1d in training", lambda: scaled(nn.BatchNorm1d(3)), (16, 3), training=True, mean_error=0.03, var_error=0.1),
+    Case("batch norm2d in training", lambda: scaled(nn.BatchNorm2d(3)), (4, 3, 3, 3), training=True, mean_error=0.03, var_error=0.05),
+    Case("layer norm", lambda: scaled(nn.LayerNorm(16)), (4, 16), mean_error=0.03, var_error=0.08),
+    Case("layer norm over two", lambda: nn.LayerNorm((3, 4), elementwise_affine=False), (2, 3, 4), mean_error=0.04, var_error=0.1),
+    Case("layer norm without bias", lambda: scaled(nn.LayerNorm(16, bias=False)), (2, 3, 16), mean_error=0.03, var_error=0.08),
+    Case("rms norm", lambda: scaled(nn.RMSNorm(16)), (4, 16), mean_error=0.03, var_error=0.08),
+    Case("group norm", lambda: scaled(nn.GroupNorm(2, 4)), (2, 4, 3, 3), mean_error=0.03, var_error=0.08),
+    Case("instance norm1d", lambda: nn.InstanceNorm1d(3), (2, 3, 16), mean_error=0.03, var_error=0.08),
+    Case("instance norm2d", lambda: scaled(nn.InstanceNorm2d(3, affine=True)), (2, 3, 4, 4), mean_error=0.03, var_error=0.08),
+    Case("instance norm2d unbatched", lambda: nn.InstanceNorm2d(3), (3, 4, 4), mean_error=0.03, var_error=0.08),
+    Case("softmax", lambda: nn.Softmax(1), (4, 6), mean_error=0.02, var_error=0.08),
+    Case("softmax of two", lambda: nn.Softmax(-1), (4, 3, 2), mean_error=0.02, var_error=0.03),
+    Case("softmin", lambda: nn.Softmin(1), (4, 6), mean_error=0.02, var_error=0.08),
+    Case("log softmax", lambda: nn.LogSoftmax(1), (4, 6), mean_error=0.02, var_error=0.08),
+    Case("softmax2d", nn.Softmax2d, (2, 4, 2, 2), mean_error=0.02, var_error=0.08),
+    Case("batch norm2d of the batch", lambda: nn.BatchNorm2d(3, track_running_stats=False), (4, 3, 3, 3), mean_error=0.03, var_error=0.05),
+]
+"""Rules that are near to sampling, with how near."""
+
 SHARED = [
     *AFFINE,
+    *NORMALISATION,
     Case("sequential of nothing but linear maps", lambda: nn.Sequential(nn.Flatten(), nn.Identity(), nn.Linear(8, 3)), (2, 2, 4)),
     Case("identity", nn.Identity, (3, 4)),
     Case("flatten", nn.Flatten, (2, 3, 4)),
@@ -74,6 +108,23 @@ SHARED = [
     Case("adaptive avg pool1d", lambda: nn.AdaptiveAvgPool1d(4), (2, 2, 10)),
     Case("adaptive avg pool2d", lambda: nn.AdaptiveAvgPool2d((2, None)), (2, 2, 5, 3)),
     Case("adaptive avg pool3d", lambda: nn.AdaptiveAvgPool3d(2), (1, 2, 3, 3, 3)),
+    Case("glu", lambda: nn.GLU(1), (3, 6)),
+    Case("pixel shuffle", lambda: nn.PixelShuffle(2), (1, 4, 2, 3)),
+    Case("pixel unshuffle", lambda: nn.PixelUnshuffle(2), (1, 1, 4, 2)),
+    Case("channel shuffle", lambda: nn.ChannelShuffle(2), (2, 4, 2, 2)),
+    Case("unfold", lambda: nn.Unfold(2), (1, 2, 3, 3)),
+    Case("zero pad2d", lambda: nn.ZeroPad2d((1, 0, 2, 1)), (1, 2, 3, 3)),
+    Case("constant pad1d", lambda: nn.ConstantPad1d(2, 3.5), (2, 2, 4)),
+    Case("constant pad3d", lambda: nn.ConstantPad3d(1, -0.5), (1, 1, 2, 2, 2)),
+    Case("reflection pad1d", lambda: nn.ReflectionPad1d(2), (2, 2, 4)),
+    Case("replication pad2d", lambda: nn.ReplicationPad2d(1), (1, 2, 3, 3)),
+    Case("circular pad2d", lambda: nn.CircularPad2d(1), (1, 2, 3, 3)),
+    Case("upsample nearest", lambda: nn.Upsample(scale_factor=2), (1, 2, 3, 3)),
+    Case("upsample linear", lambda: nn.Upsample(7, mode="linear"), (2, 2, 4)),
+    Case("upsample bilinear", lambda: nn.Upsample(scale_factor=(2.0, 1.6), mode="bilinear"), (1, 2, 3, 4)),
+    Case("upsample bilinear by corners", lambda: nn.UpsamplingBilinear2d(size=(5, 6)), (1, 2, 3, 4)),
+    Case("upsample bicubic", lambda: nn.Upsample(size=(5, 6), mode="bicubic"), (1, 1, 3, 4)),
+    Case("upsample trilinear", lambda: nn.Upsample(scale_factor=2, mode="trilinear"), (1, 1, 2, 2, 3)),
     Case("dropout in evaluation", lambda: nn.Dropout(0.3), (3, 4)),
     Case("dropout in training", lambda: nn.Dropout(0.3), (3, 4), training=True),
     Case("dropout2d in training", lambda: nn.Dropout2d(0.3), (2, 3, 2, 2), training=True),
@@ -101,13 +152,29 @@ MAXIMA = [
 ]
 """Windows of two: the maximum of two normal variables has exact moments."""
 
-ALL = [*SHARED, *PIECEWISE, *MAXIMA]
+ALL = [*SHARED, *APPROXIMATE, *PIECEWISE, *MAXIMA]
 
 
 def _distinct(module: nn.PReLU) -> nn.PReLU:
     with torch.no_grad():
         module.weight.copy_(torch.linspace(-0.3, 0.6, len(module.weight)))
     return module
+
+
+def scaled(module: nn.Module) -> nn.Module:
+    """A normalisation layer whose scale and shift are not all the same."""
+    with torch.no_grad():
+        module.weight.copy_(torch.linspace(0.5, 2.0, module.weight.numel()).view_as(module.weight))
+        if getattr(module, "bias", None) is not None:
+            module.bias.copy_(torch.linspace(-1.0, 1.0, module.bias.numel()).view_as(module.bias))
+    return module
+
+
+def settled(module: nn.Module) -> nn.Module:
+    """A normalisation layer with running statistics that some training left."""
+    module.running_mean.copy_(torch.linspace(-0.5, 1.0, len(module.running_mean)))
+    module.running_var.copy_(torch.linspace(0.3, 2.0, len(module.running_var)))
+    return scaled(module) if module.weight is not None else module
 
 
 def ids(cases: list[Case]) -> dict[str, object]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import cells, data, table1, tables
+from experiments import accuracy, cells, data, table1, tables
 
 needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
 
@@ -147,3 +147,30 @@ def test_images() -> None:
 
 def test_the_standard_error_is_of_the_mean() -> None:
     assert tables.standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0)
+
+
+def test_the_accuracy_of_layers_from_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = torch.nn.Identity, torch.nn.MaxPool2d
+    chosen = [case for case in accuracy.LAYERS if isinstance(case.layer(), kinds) or case.front == "linear over time"]
+    monkeypatch.setattr(accuracy, "GROUPS", {"layers": chosen})
+    accuracy.main(["--draws", "200", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "layers.json").read_text())["rows"]
+    exact = rows[0]
+    assert exact["type"] == "Identity"
+    assert exact["dvi"]["var_ratio"] == pytest.approx(1, abs=0.1)
+    assert exact["dvi"] == exact["vbp"]
+    for row in rows:  # VBP against its own model: also where maxima of correlated entries are far from those of independent ones
+        assert 0.4 < row["dvi"]["var_ratio"] < 1.3
+        assert row["type"] in ("TransformerEncoderLayer", "LSTM", "GRU") or row["vbp"]["var_ratio"] == pytest.approx(1, abs=0.2)
+    assert "| conv | uniform | MaxPool2d" in capsys.readouterr().out
+
+
+def test_committed_accuracy_is_nearer_to_one_than_that_of_the_nearest_package() -> None:
+    """FastBNNs 0.4.3, measured on one layer after a convolution."""
+    others = {"MaxPool2d": 1.58, "PReLU": 0.79, "LayerNorm": 0.80, "LeakyReLU": 0.98, "Tanh": 0.97, "AvgPool2d": 0.93, "Softmax": 0.0}
+    rows = json.loads((cells.RESULTS / "accuracy" / "layers.json").read_text())["rows"]
+    for name, other in others.items():
+        (ratio,) = {row["dvi"]["var_ratio"] for row in rows if (row["type"], row["front"], row["input"]) == (name, "conv", "normal")}
+        assert abs(ratio - 1) < abs(other - 1), name

@@ -23,17 +23,7 @@ from varprop.methods.network import walk
 from .networks import BasicBlock, Branching, DenseBlock, Residual, ResNet, SqueezeExcite, Twice, UNet
 from .sampling import assert_agrees, difference, draws
 
-
-def batch_norm(method: vp.Method, module: nn.BatchNorm2d, x: Tensor | Gaussian) -> Tensor | Gaussian:
-    """In evaluation: an affine map of each channel."""
-    if not isinstance(x, Gaussian):
-        return module(x)
-    scale = module.weight * torch.rsqrt(module.running_var + module.eps)
-    shift = module.bias - module.running_mean * scale
-    return x.times(scale.view(-1, 1, 1)).plus(shift.view(-1, 1, 1))
-
-
-VBP, DVI, SAMPLED = (method | {nn.BatchNorm2d: batch_norm} for method in (vp.VBP, vp.DVI, vp.LOCAL_REPARAM))
+VBP, DVI, SAMPLED = vp.VBP, vp.DVI, vp.LOCAL_REPARAM
 INDEPENDENT = {
     **dict.fromkeys((operator.add, "add"), lambda method, add, a, b: a + b),
     **dict.fromkeys((operator.sub, torch.sub), lambda method, sub, a, b, alpha=1: a + b * -alpha),
@@ -262,6 +252,9 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "F.avg_pool2d": lambda x: F.avg_pool2d(x, 2, 1, padding=1),
     "F.adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, (2, 2)),
     "F.interpolate": lambda x: F.interpolate(x, scale_factor=2),
+    "F.interpolate linear": lambda x: F.interpolate(x, scale_factor=2, mode="linear"),
+    "F.softmax": lambda x: F.softmax(x[..., :2], dim=-1),
+    "F.log_softmax": lambda x: F.log_softmax(x[..., :2], -1),
     "F.pad": lambda x: F.pad(x, (1, 0), value=3.0),
     "F.pad circular": lambda x: F.pad(x, (1, 1), mode="circular"),
     "F.dropout in evaluation": lambda x: F.dropout(x, 0.5, training=False),
@@ -495,7 +488,7 @@ def test_a_function_without_a_rule_is_named_with_its_place_and_the_line_that_hel
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), "interpolate with mode='linear'"),
+        (lambda x: F.interpolate(x.unsqueeze(0), scale_factor=0.5, mode="bilinear", antialias=True), "interpolate with antialias=True"),
         (lambda x: 1 / x, "truediv by a random value"),
         (lambda x: x**0.5, "with the exponent 0.5"),
         (lambda x: F.max_pool1d(x, 2, return_indices=True), "max_pool1d"),
@@ -670,7 +663,7 @@ def test_the_summary_tells_operations_rules_parameters_cost_and_variance() -> No
     assert rows["layers.1.0", "add"].kind.word == "independent"
     assert [row.place for row in table.independent] == ["layers.1.0"]
     assert rows["layers.0.0", "relu"].kind == rows["relu", "ReLU"].kind
-    assert rows["bn1", "BatchNorm2d"].kind.word == "your own"
+    assert rows["bn1", "BatchNorm2d"].kind.equation == 32
     assert rows["fc", "Linear"].parameters == 25
     assert rows["fc", "Linear"].random == 20
     assert sum(row.flops for row in table.operations) == pytest.approx(1)

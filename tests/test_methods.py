@@ -16,7 +16,7 @@ from varprop.gaussian import Gaussian
 
 from . import cases
 from .cases import Case
-from .sampling import assert_agrees, difference
+from .sampling import assert_agrees, difference, draws, moments
 
 MOMENT_METHODS = [vp.VBP, vp.vbp(slope=10.0), vp.DVI]
 by_name = {"ids": lambda method: method.name}
@@ -36,7 +36,21 @@ def test_dvi_agrees_with_sampling_of_the_layer(case: Case) -> None:
     assert_agrees(vp.DVI, module, x.mean if case.certain_input else x)
 
 
-@pytest.mark.parametrize(**cases.ids(cases.SHARED))
+@pytest.mark.parametrize(**cases.ids(cases.APPROXIMATE))
+def test_approximations_are_as_near_to_sampling_as_stated(case: Case) -> None:
+    module, x = case.build()
+    real = copy.deepcopy(module)
+    for layer in real.modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase):  # drawing under vmap cannot move running statistics
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = None
+    mean, var = (value for value, _ in moments(draws(real, x)))
+    f = vp.DVI(module, x)
+    assert ((f.mean - mean).abs() / var.sqrt()).mean() < case.mean_error
+    assert (f.var / var).log().abs().mean() < case.var_error
+
+
+@pytest.mark.parametrize(**cases.ids([*cases.SHARED, *cases.APPROXIMATE]))
 def test_vbp_and_dvi_share_all_rows_but_the_gates_and_the_maxima(case: Case) -> None:
     module, x = case.build()
     close(vp.VBP(module, x), vp.DVI(module, x), rtol=0, atol=0)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from . import functional, likelihoods, metrics, predictive, priors, replicas
+from . import delta, functional, likelihoods, metrics, predictive, priors, replicas
 from .audit import Audit, audit
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
@@ -49,6 +49,7 @@ __all__ = [
     "NoRuleError",
     "Terms",
     "audit",
+    "delta",
     "fit",
     "functional",
     "likelihoods",

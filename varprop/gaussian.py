@@ -89,6 +89,11 @@ class Gaussian:
 Activation: TypeAlias = Tensor | Gaussian
 
 
+def as_gaussian(x: Activation) -> Gaussian:
+    """A certain activation with variance zero."""
+    return x if isinstance(x, Gaussian) else Gaussian.of(x, torch.zeros_like(x))
+
+
 def mean_of(x: Activation) -> Tensor:
     return x.mean if isinstance(x, Gaussian) else x
 

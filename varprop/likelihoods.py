@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.quasirandom import SobolEngine
 
 from . import functional as fn
-from .gaussian import Activation, Gaussian, mean_of
+from .gaussian import Activation, Gaussian, as_gaussian, mean_of
 from .predictive import (
     ClassPredictive,
     LabelPredictive,
@@ -49,7 +49,7 @@ class Likelihood(nn.Module, ABC):
 
     def predictive(self, f: Activation) -> Predictive:
         """Distribution of y when f is random; by quadrature unless a closed form is given."""
-        return LatentPredictive(_as_gaussian(f), self)
+        return LatentPredictive(as_gaussian(f), self)
 
     def target_shape(self, f: Activation) -> torch.Size:
         """Shape of the targets that belong to an output f."""
@@ -94,12 +94,12 @@ class Normal(Likelihood):
         return -0.5 * (self.precision * (error.square() + var) - torch.log(self.precision) + math.log(2 * math.pi))
 
     def predictive(self, f: Activation) -> NormalPredictive:
-        f = _as_gaussian(f)
+        f = as_gaussian(f)
         return NormalPredictive(f.mean, f.var, (1 / self.precision).expand_as(f.mean))
 
     def statistic(self, f: Activation, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """E(y - f)², for each output (Eq. 21)."""
-        f = _as_gaussian(f)
+        f = as_gaussian(f)
         square = (f.mean - y).square() + f.var
         if weight is not None:
             relative = weight / weight.mean().clamp(min=torch.finfo(weight.dtype).tiny)  # a batch may have no weight at all
@@ -128,7 +128,7 @@ class HeteroscedasticNormal(Likelihood):
         return -0.5 * (math.log(2 * math.pi) + logvar.mean + precision * (mean.var + (mean.mean - y).square()))
 
     def predictive(self, f: Activation) -> NormalPredictive:
-        mean, logvar = _halves(_as_gaussian(f))
+        mean, logvar = _halves(as_gaussian(f))
         return NormalPredictive(mean.mean, mean.var, torch.exp((logvar.mean + logvar.var / 2).clamp(-10, 10)))
 
     def target_shape(self, f: Activation) -> torch.Size:
@@ -278,7 +278,7 @@ class _Probit(Likelihood):
         return super().expected_log_prob(f, y)
 
     def predictive(self, f: Activation) -> LabelPredictive:
-        f = _as_gaussian(f)
+        f = as_gaussian(f)
         score = f.mean / torch.sqrt(1 + f.var)
         entropy = fn.expectation(lambda value: binary_entropy(torch.special.ndtr(value)), f)
         # Through its logarithm, because torch's ndtr has no tail in single precision: it is zero at -6.
@@ -302,7 +302,3 @@ class MultiLabel(_Probit):
 def check_target(likelihood: Likelihood, f: Activation, y: Tensor) -> None:
     """Refuse a target that would broadcast against the prediction."""
     check_shape(y, likelihood.target_shape(f))
-
-
-def _as_gaussian(f: Activation) -> Gaussian:
-    return f if isinstance(f, Gaussian) else Gaussian.of(f, torch.zeros_like(f))

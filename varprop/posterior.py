@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -22,7 +22,12 @@ RANDOM_LAYERS = (
     nn.ConvTranspose1d,
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
+    nn.Embedding,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
 )
+_SCALED = RANDOM_LAYERS[:7]
 Form = Literal["full", "factored", "horseshoe"]
 Net = TypeVar("Net", bound=nn.Module)
 Layer: TypeAlias = Any  # an nn.Module with torch's weight and bias; modules type their attributes as Tensor | Module
@@ -80,13 +85,16 @@ def variational(
 ) -> Net:
     """Make the weights of a network random, in place: `weight_logvar` beside each `weight`, which becomes the posterior mean.
 
-    Linear, convolution and transposed convolution layers are taken, or those of them for which `where(name, module)` holds.
+    Linear, convolution, embedding, attention and recurrent layers are taken, or those of them for which `where(name, module)` holds.
+    Attention and recurrent layers have several weights, and `in_proj_weight_logvar`, `weight_hh_l0_logvar` and so on beside them.
     A layer that already is random stays as it is.
 
     :param logvar: log-variances are drawn from N(logvar, 0.001²), as in the paper.
-    :param posterior: "full", a variance for each weight; "factored", variances Var[w_oi] = a_o b_i, which make a pass cheaper (grouped
-        convolutions stay full); "horseshoe", full with log-normal group scales, for `priors.Horseshoe`.
-    :param init: "he" draws the means anew as in the paper and zeroes the biases; by default they stay as they are.
+    :param posterior: "full", a variance for each weight; "factored", variances Var[w_oi] = a_o b_i, which make a pass cheaper (linear
+        layers and convolutions without groups; others stay full); "horseshoe", full with log-normal group scales, for `priors.Horseshoe`
+        (linear layers and convolutions).
+    :param init: "he" draws the means of linear layers and convolutions anew as in the paper and zeroes their biases; by default, and in
+        all other layers, they stay as they are.
     :param biases: make biases random too.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)))
@@ -101,9 +109,12 @@ def variational(
         (name, layer) for name, layer in net.named_modules() if isinstance(layer, RANDOM_LAYERS) and (where is None or where(name, layer))
     ]
     if not chosen:
-        raise ValueError("variational: no layer was chosen; the network has no Linear or convolution layer for which `where` holds.")
+        raise ValueError("variational: no layer was chosen; the network has no layer with weights for which `where` holds.")
     for name, layer in chosen:
-        if is_lazy(layer.weight):
+        if posterior == "horseshoe" and not isinstance(layer, _SCALED):
+            kind = type(layer).__name__
+            raise ValueError(f"variational: layer {name!r}, {kind}, has no horseshoe posterior; leave it out with where=.")
+        if any(is_lazy(p) for p in layer.parameters(recurse=False)):
             raise ValueError(f"variational: layer {name!r} has no shape yet; run the network once on a batch, then call variational.")
         if not is_random(layer):
             _randomise(layer, logvar, posterior, init, biases)
@@ -111,26 +122,43 @@ def variational(
 
 
 def _randomise(layer: Layer, logvar: float, posterior: Form, init: str | None, biases: bool) -> None:
-    def parameter(name: str, shape: torch.Size | tuple[int, ...], centre: float) -> None:
-        layer.register_parameter(name, nn.Parameter(layer.weight.new_empty(shape).normal_(centre, 1e-3)))
+    def parameter(name: str, shape: torch.Size | tuple[int, ...], centre: float, like: Tensor) -> None:
+        layer.register_parameter(name, nn.Parameter(like.new_empty(shape).normal_(centre, 1e-3)))
 
-    weight: Tensor = layer.weight
+    weights, offsets = _tensors(layer)
+    if isinstance(layer, _SCALED):
+        _initialise(layer, init)
+        weight: Tensor = layer.weight
+        if posterior == "factored" and getattr(layer, "groups", 1) == 1:
+            axis = _output_axis(layer)
+            parameter("weight_logvar_out", tuple(n if i == axis else 1 for i, n in enumerate(weight.shape)), logvar / 2, weight)
+            parameter("weight_logvar_in", tuple(1 if i == axis else n for i, n in enumerate(weight.shape)), logvar / 2, weight)
+            weights = ()
+        if posterior == "horseshoe":
+            groups = weight.shape[1] if isinstance(layer, nn.Linear) else layer.out_channels
+            layer.scales = Scales(int(groups), logvar, dtype=weight.dtype, device=weight.device)
+    for name in (*weights, *(offsets if biases else ())):
+        tensor = getattr(layer, name)
+        if tensor is not None:
+            parameter(f"{name}_logvar", tensor.shape, logvar, tensor)
+
+
+def _initialise(layer: Layer, init: str | None) -> None:
     if init == "he":
         with torch.no_grad():
-            weight.normal_(0.0, math.sqrt(2 / fan_in(layer)))
+            layer.weight.normal_(0.0, math.sqrt(2 / fan_in(layer)))
             if layer.bias is not None:
                 layer.bias.zero_()
-    if posterior == "factored" and getattr(layer, "groups", 1) == 1:
-        axis = _output_axis(layer)
-        parameter("weight_logvar_out", tuple(n if i == axis else 1 for i, n in enumerate(weight.shape)), logvar / 2)
-        parameter("weight_logvar_in", tuple(1 if i == axis else n for i, n in enumerate(weight.shape)), logvar / 2)
-    else:
-        parameter("weight_logvar", weight.shape, logvar)
-    if posterior == "horseshoe":
-        groups = weight.shape[1] if isinstance(layer, nn.Linear) else layer.out_channels
-        layer.scales = Scales(int(groups), logvar, dtype=weight.dtype, device=weight.device)
-    if biases and layer.bias is not None:
-        parameter("bias_logvar", layer.bias.shape, logvar)
+
+
+def _tensors(layer: Layer) -> tuple[Sequence[str], Sequence[str]]:
+    """The names of a layer's own weights and biases."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"), ("in_proj_bias",)
+    if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+        names = list(layer._parameters)
+        return [name for name in names if name.startswith("weight")], [name for name in names if name.startswith("bias")]
+    return ("weight",), ("bias",) if hasattr(layer, "bias") else ()
 
 
 def _output_axis(layer: nn.Module) -> int:
@@ -147,21 +175,35 @@ def fan_in(layer: Layer) -> float:
 
 def is_random(layer: nn.Module) -> bool:
     """Whether the layer itself holds random weights."""
-    return hasattr(layer, "weight_logvar") or hasattr(layer, "weight_logvar_out")
+    return next(_random_names(layer), None) is not None
+
+
+def _random_names(layer: Layer) -> Iterator[str]:
+    if not isinstance(layer, Scales):
+        for name in layer._parameters:
+            if name == "weight_logvar_out":
+                yield "weight"
+            elif name.endswith("_logvar") and hasattr(layer, mean := name.removesuffix("_logvar")):
+                yield mean
 
 
 def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
     """Every random tensor of the network, by the name of its mean."""
     layer: Layer
     for prefix, layer in net.named_modules():
-        if not is_random(layer):
-            continue
-        prefix = f"{prefix}." if prefix else ""
-        full = hasattr(layer, "weight_logvar")
-        logvar = layer.weight_logvar if full else layer.weight_logvar_out + layer.weight_logvar_in
-        yield f"{prefix}weight", Posterior(layer.weight, logvar, getattr(layer, "scales", None))
-        if hasattr(layer, "bias_logvar"):
-            yield f"{prefix}bias", Posterior(layer.bias, layer.bias_logvar)
+        for name in _random_names(layer):
+            full = hasattr(layer, f"{name}_logvar")
+            logvar = getattr(layer, f"{name}_logvar") if full else layer.weight_logvar_out + layer.weight_logvar_in
+            scales = getattr(layer, "scales", None) if name == "weight" else None
+            yield f"{prefix}.{name}" if prefix else name, Posterior(getattr(layer, name), logvar, scales)
+
+
+def random_tensor(layer: Layer, name: str) -> Activation | None:
+    """A layer's tensor of this name as the rules take it: plain, or with a variance; None where the layer has none."""
+    tensor: Tensor | None = getattr(layer, name, None)
+    if tensor is not None and hasattr(layer, f"{name}_logvar"):
+        return Gaussian.of(tensor, getattr(layer, f"{name}_logvar").exp())
+    return tensor
 
 
 def draw(net: nn.Module, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -200,10 +242,8 @@ def _along_weight(layer: Layer, group: Tensor) -> Tensor:
 
 
 def random_weight(layer: Layer) -> Weight:
-    """The layer's weight as the rules take it: a plain tensor, or one with a variance."""
-    weight: Tensor = layer.weight
-    if hasattr(layer, "weight_logvar"):
-        return Gaussian.of(weight, layer.weight_logvar.exp())
+    """The layer's weight as the rules take it, which may have factored variances."""
+    weight: Any = random_tensor(layer, "weight")
     if hasattr(layer, "weight_logvar_out"):
         inputs, outputs = layer.weight_logvar_in.exp(), layer.weight_logvar_out.exp()
         return FactoredWeight(weight, Outer(per_channel(outputs.flatten(), weight), inputs))
@@ -211,7 +251,4 @@ def random_weight(layer: Layer) -> Weight:
 
 
 def random_bias(layer: Layer) -> Activation | None:
-    bias: Tensor | None = layer.bias
-    if bias is not None and hasattr(layer, "bias_logvar"):
-        return Gaussian.of(bias, layer.bias_logvar.exp())
-    return bias
+    return random_tensor(layer, "bias")

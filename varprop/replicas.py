@@ -148,7 +148,9 @@ class _Stack:
             # The fused optimiser reads memory in order, whatever the strides.
             return loss, statistic, [g.contiguous() for g in gradients]
 
-        program = make_fx(gradient)(self.params, self.buffers, *data)
+        # Tracing runs the step once, which must not move running statistics.
+        copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        program = make_fx(gradient)(self.params, copies, *data)
         _drop_idle_operations(program)
         return torch.compile(program, dynamic=False) if compile else program
 

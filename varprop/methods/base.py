@@ -95,6 +95,11 @@ def sequential(method: Method, module: nn.Sequential | nn.ModuleList, x: Activat
     return x
 
 
+def activation(moments: Callable[..., Gaussian], method: Method, module: nn.Module, x: Activation) -> Activation:
+    """A rule from `moments(module, x)`; a certain input needs only the module itself."""
+    return moments(module, x) if isinstance(x, Gaussian) else module(x)
+
+
 def as_it_is(method: Method, module: nn.Module, *x: Any, **options: Any) -> Tensor:
     """Run a module without random weights on a certain input."""
     if any(isinstance(a, Gaussian) for a in x):

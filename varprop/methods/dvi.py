@@ -10,8 +10,8 @@ import torch
 from .. import functional as fn
 from ..gaussian import Gaussian
 from ..posterior import Layer
-from .base import Method
-from .moments import MAX_POOLS, SHARED, activation, bent, per_dimension
+from .base import Method, activation
+from .moments import MAX_POOLS, SHARED, bent, per_dimension
 from .network import NETWORKS
 
 

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from .. import functional as fn
 from ..gaussian import Activation, Gaussian, mean_of, move
 from .base import Method, Rule, in_torch, missing
-from .moments import moved
 
 # -------------------------------------------------------------------------------------------- functions with a layer as their twin
 
@@ -34,7 +33,10 @@ def twin_of(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> nn.Mo
 def twin(kind: type[nn.Module], names: str, *args: Any, **kwargs: Any) -> nn.Module:
     """The layer that computes a function with these arguments beside its input."""
     options = {**dict(zip(names.split(), args, strict=False)), **kwargs}
-    options.pop("inplace", None)
+    for name in ("inplace", "_stacklevel"):
+        options.pop(name, None)
+    if options.get("dtype", ...) is None:
+        del options["dtype"]
     training = options.pop("training", True)
     return kind(**options).train(training)
 
@@ -73,7 +75,7 @@ TWINS: dict[Any, Rule] = {
     **_named("approximate", gelu=nn.GELU),
     **_named("beta threshold", softplus=nn.Softplus),
     **_named("alpha inplace", elu=nn.ELU, celu=nn.CELU),
-    **_named("dim", softmax=nn.Softmax),
+    **_named("dim", softmax=nn.Softmax, log_softmax=nn.LogSoftmax, softmin=nn.Softmin, glu=nn.GLU),
     **_named("p training inplace", dropout=nn.Dropout, dropout1d=nn.Dropout1d, dropout2d=nn.Dropout2d, dropout3d=nn.Dropout3d),
     **_named("p training inplace", alpha_dropout=nn.AlphaDropout, feature_alpha_dropout=nn.FeatureAlphaDropout),
     **_named(f"{_POOL} dilation ceil_mode return_indices", max_pool1d=nn.MaxPool1d, max_pool2d=nn.MaxPool2d, max_pool3d=nn.MaxPool3d),
@@ -189,18 +191,11 @@ def padded(method: Method, function: Callable[..., Any], x: Gaussian, pad: Any, 
     return Gaussian.of(function(x.mean, pad, mode, value), function(x.var, pad, mode))
 
 
-def interpolated(method: Method, function: Callable[..., Any], x: Gaussian, *args: Any, **kwargs: Any) -> Activation:
-    """Enlarged by repeating entries. Other modes mix entries and have no rule."""
-    mode = args[2] if len(args) > 2 else kwargs.get("mode", "nearest")
-    if not mode.startswith("nearest"):
-        raise missing(method, function, f" with mode={mode!r}")
-    return moves(method, function, x, *args, **kwargs)
-
-
-def upsampled(method: Method, module: Any, x: Activation) -> Activation:
-    if isinstance(x, Gaussian) and not module.mode.startswith("nearest"):
-        raise missing(method, module, f" with mode={module.mode!r}")
-    return move(module, x)
+def interpolated(method: Method, function: Callable[..., Any], x: Activation, *args: Any, antialias: bool = False, **kwargs: Any) -> Any:
+    """As `nn.Upsample`, which has no filter."""
+    if antialias:
+        raise missing(method, function, " with antialias=True")
+    return by_twin(nn.Upsample, "size scale_factor mode align_corners recompute_scale_factor", method, function, x, *args, **kwargs)
 
 
 # ----------------------------------------------------------------------------------------------------------------------- the table
@@ -246,6 +241,4 @@ FUNCTIONS: dict[Any, Rule] = {
     **_rows(interpolated, "interpolate"),
     builtins.getattr: attribute,
     operator.getitem: item,
-    **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle), moved),
-    **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d), upsampled),
 }

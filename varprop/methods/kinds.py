@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .. import functional as fn
-from . import base, cvbp, dvi, functions, local_reparam, moments, network, pbp
+from . import attention, base, cvbp, dvi, functions, local_reparam, moments, network, normalisation, pbp, recurrent, resampling
 from .vbp import _gate, _winner_pool
 
 
@@ -42,12 +42,24 @@ KINDS: dict[Callable[..., Any], Kind] = {
     moments._average: Kind("exact", 9),
     moments._adaptive_average: Kind("exact", 9),
     moments._smooth: Kind("approximate", 11),
+    moments._gated_linear: Kind("approximate", 11),
+    attention.embedding: Kind("exact"),
+    attention._multihead: Kind("approximate", 37),
+    attention._encoder_layer: Kind("part by part"),
+    attention._encoder: Kind("one by one"),
+    **dict.fromkeys((recurrent._layers, recurrent._cell), Kind("approximate", 38)),
+    normalisation._batch_norm: Kind("exact in evaluation, approximate in training", 32),
+    **dict.fromkeys((normalisation._instance_norm, normalisation._group_norm), Kind("approximate", 32)),
+    **dict.fromkeys((normalisation._layer_norm, normalisation._rms_norm), Kind("approximate", 32)),
+    **dict.fromkeys((normalisation._over_classes, normalisation._softmax2d), Kind("approximate", 34)),
+    resampling._constant_pad: Kind("exact"),
+    resampling._upsample: Kind("exact", 35),
     _gate: Kind("approximate", 4),
     _winner_pool: Kind("approximate", 7),
     **dict.fromkeys((fn.anchored, cvbp._anchored_pool), Kind("approximate", 48)),
     fn.rectify: Kind("exact", 6),
     dvi.clark_pool: Kind("approximate", 8),
-    functions.by_twin: Kind("as its layer"),
+    **dict.fromkeys((functions.by_twin, functions.interpolated), Kind("as its layer")),
     **dict.fromkeys((functions.add, functions.subtract, functions.negate, functions.divide), Kind("exact")),
     functions.multiply: Kind("exact", 3),
     functions.power: SQUARE,
@@ -55,7 +67,6 @@ KINDS: dict[Callable[..., Any], Kind] = {
     **dict.fromkeys((functions.bilinear, functions.affine), Kind("exact", 1)),
     functions.average: Kind("exact", 9),
     **dict.fromkeys((functions.moves, functions.item, functions.parts, functions.joined, functions.padded), Kind("exact")),
-    **dict.fromkeys((functions.interpolated, functions.upsampled), Kind("exact")),
     **dict.fromkeys((functions.about, functions.attribute), Kind("plain")),
 }
 

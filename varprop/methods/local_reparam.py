@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..gaussian import Activation, Gaussian
 from ..posterior import posteriors
+from .attention import EMBEDDING
 from .base import Method, Rule, as_it_is, sequential
 from .graph import is_torchs_own
 from .moments import AFFINE
@@ -40,7 +41,7 @@ LOCAL_REPARAM = Method(
     {
         nn.Sequential: sequential,
         nn.ModuleList: sequential,
-        **{kind: partial(_sampled, rule) for kind, rule in AFFINE.items()},
+        **{kind: partial(_sampled, rule) for kind, rule in {**AFFINE, **EMBEDDING}.items()},
         nn.Module: _other,
     },
     samples=True,

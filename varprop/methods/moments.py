@@ -14,7 +14,11 @@ from torch.nn import functional as F
 from .. import functional as fn
 from ..gaussian import Activation, Gaussian, move
 from ..posterior import Layer, random_bias, random_weight
-from .base import Method, Rule, sequential
+from .attention import ATTENTION, EMBEDDING
+from .base import Method, Rule, activation, sequential
+from .normalisation import NORMALISATION
+from .recurrent import RECURRENT
+from .resampling import RESAMPLING
 
 # --------------------------------------------------------------------------------------------------- layers with weights
 
@@ -86,11 +90,6 @@ AFFINE: dict[type[nn.Module], Rule] = {
 # ------------------------------------------------------------------------------------------------------- rules that vary
 
 
-def activation(moments: Callable[..., Gaussian], method: Method, module: nn.Module, x: Activation) -> Activation:
-    """A rule from `moments(module, x)`; a certain input needs only the module itself."""
-    return moments(module, x) if isinstance(x, Gaussian) else module(x)
-
-
 def piecewise(module: Layer) -> fn.Piecewise:
     """The piecewise-linear function that a torch activation computes."""
     match module:
@@ -127,6 +126,12 @@ def bent(moments: Callable[[Gaussian, fn.Piecewise], Gaussian]) -> dict[type[nn.
 
 def _smooth(module: nn.Module, x: Gaussian) -> Gaussian:
     return fn.quadrature(module, x)
+
+
+def _gated_linear(module: Layer, x: Gaussian) -> Gaussian:
+    """GLU: one half times the sigmoid of the other (Eq. 3, 11)."""
+    (a, b), (a_var, b_var) = x.mean.chunk(2, module.dim), x.var.chunk(2, module.dim)
+    return fn.product(Gaussian.of(a, a_var), fn.quadrature(torch.sigmoid, Gaussian.of(b, b_var)))  # type: ignore[return-value]
 
 
 SMOOTH = (
@@ -190,8 +195,15 @@ def _window_sizes(lengths: list[Tensor], x: Gaussian) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ moving, dropping
 
 
+MOVES = (
+    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unfold),
+    *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
+    *(nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
+)
+
+
 def moved(method: Method, module: nn.Module, x: Activation) -> Activation:
-    """A module that only moves entries."""
+    """A module that only moves entries, or repeats them: copies count as independent in what follows."""
     return move(module, x)
 
 
@@ -216,14 +228,20 @@ SHARED: dict[type[nn.Module], Rule] = {
     nn.Sequential: sequential,
     nn.ModuleList: sequential,
     **AFFINE,
+    **EMBEDDING,
+    **ATTENTION,
+    **RECURRENT,
+    **NORMALISATION,
     **dict.fromkeys(SMOOTH, partial(activation, _smooth)),
+    nn.GLU: partial(activation, _gated_linear),
     nn.AvgPool1d: partial(activation, partial(_average, 1)),
     nn.AvgPool2d: partial(activation, partial(_average, 2)),
     nn.AvgPool3d: partial(activation, partial(_average, 3)),
     nn.AdaptiveAvgPool1d: partial(activation, partial(_adaptive_average, 1)),
     nn.AdaptiveAvgPool2d: partial(activation, partial(_adaptive_average, 2)),
     nn.AdaptiveAvgPool3d: partial(activation, partial(_adaptive_average, 3)),
-    **dict.fromkeys((nn.Identity, nn.Flatten, nn.Unflatten), moved),
+    **RESAMPLING,
+    **dict.fromkeys(MOVES, moved),
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), dropout),
     **dict.fromkeys((nn.AlphaDropout, nn.FeatureAlphaDropout), alpha_dropout),
 }

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from .. import functional as fn
 from ..gaussian import Gaussian
 from ..posterior import Layer
-from .base import Method
-from .moments import MAX_POOLS, SHARED, activation, bent
+from .base import Method, activation
+from .moments import MAX_POOLS, SHARED, bent
 from .network import NETWORKS
 
 _MAX_POOL = {1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices}

@@ -1,0 +1,193 @@
+"""Embedding, attention and transformer encoders. Weights that positions share make them correlated, which is not kept."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import delta
+from .. import functional as fn
+from ..gaussian import Activation, Gaussian, as_gaussian, mean_of, move
+from ..posterior import Layer, posteriors, random_tensor
+from .base import Method, NoRuleError, Rule
+
+
+def embedding(method: Method, layer: Layer, index: Tensor) -> Activation:
+    """The rows of a random table; the row of `padding_idx` is certain."""
+    mean = layer(index)
+    if not hasattr(layer, "weight_logvar"):
+        return mean
+    var = F.embedding(index, layer.weight_logvar).exp()
+    if layer.padding_idx is not None:
+        var = var.masked_fill((index == layer.padding_idx).unsqueeze(-1), 0.0)
+    return Gaussian.of(mean, var)
+
+
+def is_plain(module: nn.Module, *x: Any) -> bool:
+    """Whether nothing about the module and its input is random."""
+    return not any(isinstance(a, Gaussian) for a in x) and next(posteriors(module), None) is None
+
+
+# --------------------------------------------------------------------------------------------------------------- attention
+
+
+def _multihead(
+    method: Method,
+    module: Layer,
+    query: Activation,
+    key: Activation,
+    value: Activation,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Activation, Activation | None]:
+    """Queries, keys and values by Eq. 1, scores by Eq. 36, and what they weigh by Eq. 37."""
+    if is_plain(module, query, key, value):
+        options = {"average_attn_weights": average_attn_weights, "is_causal": is_causal}
+        plain: tuple[Tensor, Tensor | None] = module(query, key, value, key_padding_mask, need_weights, attn_mask, **options)
+        return plain
+    if module.bias_k is not None or module.add_zero_attn:
+        raise NoRuleError(f"{method.name} has no rule for MultiheadAttention with add_bias_kv or add_zero_attn; build it without them.")
+    unbatched = mean_of(query).dim() == 2
+    query, key, value = (_batch_first(module, x, unbatched) for x in (query, key, value))
+    weights_in, biases_in = _projections(module)
+    queries, keys = (_by_head(module, fn.affine(F.linear, x, w, b)) for x, w, b in zip((query, key), weights_in, biases_in, strict=False))
+    scores = _masked(_scores(queries, keys), key_padding_mask, attn_mask)
+    # Values are projected after they were weighed, which is the same and keeps that all positions share the projection.
+    seen, weights = delta.attend(scores, move(lambda t: t.unsqueeze(1), value), module.dropout if module.training else 0.0)
+    heads = _by_row(module, seen, weights_in[2], biases_in[2])
+    out = method(module.out_proj, heads.map(lambda t: t.transpose(1, 2).flatten(2)))
+    if need_weights and average_attn_weights:
+        # Heads see the same input through weights of their own.
+        weights = Gaussian.of(weights.mean.mean(1), weights.var.mean(1) / module.num_heads)
+    if unbatched:
+        out, weights = move(lambda t: t.squeeze(0), out), weights.map(lambda t: t.squeeze(0))
+    elif not module.batch_first:
+        out = move(lambda t: t.transpose(0, 1), out)
+    return out, weights if need_weights else None
+
+
+def _projections(module: Layer) -> tuple[list[Any], list[Any]]:
+    """The weights and biases of query, key and value."""
+    if module._qkv_same_embed_dim:
+        weights = _chunks(random_tensor(module, "in_proj_weight"))
+    else:
+        weights = [random_tensor(module, f"{part}_proj_weight") for part in "qkv"]
+    return weights, _chunks(random_tensor(module, "in_proj_bias"))
+
+
+def _chunks(x: Activation | None) -> list[Any]:
+    if isinstance(x, Gaussian):
+        return [Gaussian.of(m, v) for m, v in zip(x.mean.chunk(3), x.var.chunk(3), strict=True)]
+    return [None] * 3 if x is None else list(x.chunk(3))
+
+
+def _batch_first(module: Layer, x: Activation, unbatched: bool) -> Activation:
+    return move(lambda t: t.unsqueeze(0) if unbatched else t if module.batch_first else t.transpose(0, 1), x)
+
+
+def _by_head(module: Layer, x: Activation) -> Activation:
+    """(batch, heads, positions, features of a head) from (batch, positions, features)."""
+    return move(lambda t: t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2), x)
+
+
+def _by_row(module: Layer, x: Gaussian, weight: Activation, bias: Activation | None) -> Gaussian:
+    """The input of each head through that head's rows of a projection (Eq. 1)."""
+    out = as_gaussian(fn.affine(_dot, x, move(lambda t: t.unflatten(0, (module.num_heads, -1)), weight)))
+    return out if bias is None else out + as_gaussian(move(lambda t: t.view(module.num_heads, 1, -1), bias))
+
+
+def _scores(q: Activation, k: Activation) -> Gaussian:
+    """Products of queries and keys, taken as independent, over the root of their size (Eq. 36)."""
+    return as_gaussian(fn.affine(_dot, q, k)) * (1 / math.sqrt(q.shape[-1]))
+
+
+def _dot(q: Tensor, k: Tensor, bias: None = None) -> Tensor:
+    return q @ k.mT
+
+
+def _masked(scores: Gaussian, padding: Tensor | None, mask: Tensor | None) -> Gaussian:
+    """Scores with masks as torch takes them: boolean ones hide a position, others are added."""
+    mean, var = scores.mean, scores.var
+    batch, heads = mean.shape[:2]
+    for m in (
+        None if mask is None or mask.dim() == 2 else mask.view(batch, heads, *mask.shape[-2:]),
+        mask if mask is not None and mask.dim() == 2 else None,
+        None if padding is None else padding.view(batch, 1, 1, -1),
+    ):
+        if m is not None:
+            hidden = m if m.dtype == torch.bool else m == -math.inf
+            mean = mean if m.dtype == torch.bool else mean + m.masked_fill(hidden, 0.0)
+            # A finite number that is below every score keeps gradients finite.
+            mean, var = mean.masked_fill(hidden, torch.finfo(mean.dtype).min / 4), var.masked_fill(hidden, 0.0)
+    return Gaussian.of(mean, var)
+
+
+# ------------------------------------------------------------------------------------------------------------- transformers
+
+_RELU, _GELU = nn.ReLU(), nn.GELU()
+
+
+def _encoder_layer(
+    method: Method,
+    module: Layer,
+    src: Activation,
+    src_mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Activation:
+    """A transformer's encoder layer from its parts; what a sum adds to its input is taken as independent of it."""
+    if is_plain(module, src):
+        return module(src, src_mask, src_key_padding_mask, is_causal)
+
+    def attention(x: Activation) -> Activation:
+        out, _ = method(module.self_attn, x, x, x, src_key_padding_mask, False, src_mask, is_causal=is_causal)
+        return method(module.dropout1, out)
+
+    def feed_forward(x: Activation) -> Activation:
+        for part in (module.linear1, _activation(method, module), module.dropout, module.linear2, module.dropout2):
+            x = method(part, x)
+        return x
+
+    if module.norm_first:
+        x = as_gaussian(src) + as_gaussian(attention(method(module.norm1, src)))
+        return x + as_gaussian(feed_forward(method(module.norm2, x)))
+    x = method(module.norm1, as_gaussian(src) + as_gaussian(attention(src)))
+    return method(module.norm2, x + as_gaussian(feed_forward(x)))
+
+
+def _activation(method: Method, module: Layer) -> nn.Module:
+    known = {F.relu: nn.ReLU(), F.gelu: nn.GELU()}
+    given = module.activation
+    if not isinstance(given, nn.Module) and given not in known:
+        raise NoRuleError(
+            f"{method.name} has no rule for TransformerEncoderLayer with activation {given}; give it as a module of torch.nn."
+        )
+    return known.get(given, given)
+
+
+def _encoder(
+    method: Method,
+    module: Layer,
+    src: Activation,
+    mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Activation:
+    for layer in module.layers:
+        src = method(layer, src, mask, src_key_padding_mask)
+    return src if module.norm is None else method(module.norm, src)
+
+
+ATTENTION: dict[type[nn.Module], Rule] = {
+    nn.MultiheadAttention: _multihead,
+    nn.TransformerEncoderLayer: _encoder_layer,
+    nn.TransformerEncoder: _encoder,
+}
+EMBEDDING: dict[type[nn.Module], Rule] = {nn.Embedding: embedding}
