@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from . import functional, likelihoods, metrics, predictive, priors, replicas
+from .export import export, export_onnx
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
@@ -44,6 +45,8 @@ __all__ = [
     "ModelFileError",
     "NoRuleError",
     "Terms",
+    "export",
+    "export_onnx",
     "fit",
     "functional",
     "likelihoods",
