@@ -3,13 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from . import functional, likelihoods, metrics, predictive, priors, replicas
+from .calibration import calibrate, import_posterior
 from .export import export, export_onnx
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
 from .methods import DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
 from .modelfile import ModelFileError, load, save
 from .objectives import ELBO, LogMarginal, Terms
-from .posterior import posteriors, variational
+from .posterior import centred, posteriors, variational
 from .report import report
 from .training import fit
 
@@ -45,10 +46,13 @@ __all__ = [
     "ModelFileError",
     "NoRuleError",
     "Terms",
+    "calibrate",
+    "centred",
     "export",
     "export_onnx",
     "fit",
     "functional",
+    "import_posterior",
     "likelihoods",
     "load",
     "metrics",

@@ -63,6 +63,8 @@ class Posterior:
     mean: Tensor
     logvar: Tensor
     scales: Scales | None = None
+    centre: Tensor | None = None
+    """Where the mean was when `centred` was called."""
 
     @property
     def var(self) -> Tensor:
@@ -159,9 +161,32 @@ def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
         prefix = f"{prefix}." if prefix else ""
         full = hasattr(layer, "weight_logvar")
         logvar = layer.weight_logvar if full else layer.weight_logvar_out + layer.weight_logvar_in
-        yield f"{prefix}weight", Posterior(layer.weight, logvar, getattr(layer, "scales", None))
+        yield f"{prefix}weight", Posterior(layer.weight, logvar, getattr(layer, "scales", None), getattr(layer, "weight_centre", None))
         if hasattr(layer, "bias_logvar"):
-            yield f"{prefix}bias", Posterior(layer.bias, layer.bias_logvar)
+            yield f"{prefix}bias", Posterior(layer.bias, layer.bias_logvar, centre=getattr(layer, "bias_centre", None))
+
+
+def centred(net: Net) -> Net:
+    """Keep the present means of all random weights, beside them, as the centre of `priors.Centred`; in place.
+
+    >>> net = vp.centred(vp.variational(nn.Linear(2, 1)))
+    >>> torch.equal(net.weight, net.weight_centre)
+    True
+    """
+    for name, q in list(posteriors(net)):
+        owner, _, mean = name.rpartition(".")
+        net.get_submodule(owner).register_buffer(f"{mean}_centre", q.mean.detach().clone())
+    return net
+
+
+def widen(net: nn.Module, by: float) -> None:
+    """Add to the log-variance of every random weight, in place."""
+    layer: Layer
+    with torch.no_grad():
+        for layer in net.modules():
+            for name in ("weight_logvar", "weight_logvar_out", "bias_logvar"):
+                if hasattr(layer, name):
+                    getattr(layer, name).add_(by)
 
 
 def random_weight(layer: Layer) -> Weight:
