@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import cells, data, table1, tables
+from experiments import calibrate, cells, data, table1, tables
 
 needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
 
@@ -147,3 +147,14 @@ def test_images() -> None:
 
 def test_the_standard_error_is_of_the_mean() -> None:
     assert tables.standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0)
+
+
+def test_calibration_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--datasets", "digits", "--runs", "1", "--epochs", "3", "--out", str(tmp_path)]
+    calibrate.main(command)
+    cell = json.loads((tmp_path / "digits" / "0.json").read_text())
+    assert list(cell["rows"]) == ["plain", "temperature", "calibrated, vbp", "calibrated, dvi"]
+    assert f"| digits | plain | {cell['rows']['plain']['accuracy']:.4f} ±" in capsys.readouterr().out
+    before = (tmp_path / "digits" / "0.json").stat().st_mtime_ns
+    calibrate.main(command)
+    assert (tmp_path / "digits" / "0.json").stat().st_mtime_ns == before

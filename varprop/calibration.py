@@ -45,7 +45,7 @@ def calibrate(
     :param net: the trained network; its weights become random, in place, unless they are.
     :param data: rows that the network was not trained on, as for temperature scaling: on those it was, it is too sure of itself. A
         thousand do.
-    :param prior: over the weights; by default normal with precision 1. With free means, `Centred` on the pretrained weights.
+    :param prior: over the weights; by default normal with precision 100. With free means, `Centred` on the pretrained weights.
     :param means: "free" trains everything, from the pretrained start.
     :param validation: rows to choose the factor and the noise by, where `data` are those the network was trained on; else the data.
     :param lr: 0.1 for variances alone, 0.001 with free means.
@@ -73,7 +73,7 @@ def calibrate(
     if free and prior is None:
         prior = Centred()
         centred(net)
-    parts = net, method, likelihood, prior or Normal()
+    parts = net, method, likelihood, prior or Normal(100.0)
     with nullcontext() if free else _only_variances(net):
         objective = (ELBO if free else _Still)(*parts, n_data=n_data)
         training.fit(objective, data, epochs=epochs, lr=lr or (0.001 if free else 0.1), batch_size=batch_size, **options)
