@@ -62,7 +62,7 @@ def lenet() -> nn.Sequential:
     return nn.Sequential(*convolutions, nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-TASKS = {"digits": Task(digits, perceptron, 100), "FashionMNIST": Task(fashion, lenet, 20)}
+TASKS = {"digits": Task(digits, perceptron, 500), "FashionMNIST": Task(fashion, lenet, 20)}
 
 
 def train(net: nn.Module, rows: Rows, epochs: int) -> None:

@@ -37,8 +37,9 @@ def calibrate(
     batch_size: int = 128,
     **options: Any,
 ) -> ELBO:
-    """A trained network with uncertainty: only variances and noise are fitted, so that under VBP the means stay as they are, bit for bit.
+    """A trained network with uncertainty: only variances and noise are fitted, so that under VBP the means stay as they are.
 
+    With ReLU units, VBP's mean is that of the plain network bit for bit; with others of linear pieces, up to rounding.
     The variances are first fitted to the data by the ELBO, then all multiplied with one factor, the one with the largest predictive
     log-likelihood, because with the means fixed the ELBO's only reason for a variance is the prior (Eq. 47).
 
@@ -70,10 +71,10 @@ def calibrate(
     if next(posteriors(net), None) is None:
         variational(net)
     free = means == "free"
-    if free and prior is None:
-        prior = Centred()
+    prior = prior or (Centred() if free else Normal(100.0))
+    if isinstance(prior, Centred):
         centred(net)
-    parts = net, method, likelihood, prior or Normal(100.0)
+    parts = net, method, likelihood, prior
     with nullcontext() if free else _only_variances(net):
         objective = (ELBO if free else _Still)(*parts, n_data=n_data)
         training.fit(objective, data, epochs=epochs, lr=lr or (0.001 if free else 0.1), batch_size=batch_size, **options)
@@ -155,10 +156,10 @@ def import_posterior(net: Net, means: Mapping[str, Tensor], variances: Mapping[s
         raise ValueError("import_posterior: the network has random weights already; give a plain one.")
     parameters = dict(net.named_parameters())
     layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, RANDOM_LAYERS)}
-    possible = {_join(name, part): layer for name, layer in layers.items() for part in ("weight", "bias") if hasattr(layer, part)}
+    possible = {_join(name, part) for name in layers for part in ("weight", "bias")} & parameters.keys()
     _check_names("means", missing=parameters.keys() - means.keys(), unknown=means.keys() - parameters.keys())
     lonely = {_join(name, "weight") for name in layers if _join(name, "bias") in variances} - variances.keys()
-    _check_names("variances", missing=lonely, unknown=variances.keys() - possible.keys())
+    _check_names("variances", missing=lonely, unknown=variances.keys() - possible)
     for kind, values in (("mean", means), ("variance", variances)):
         for name, value in values.items():
             if value.shape != parameters[name].shape:
@@ -184,8 +185,8 @@ def _join(layer: str, parameter: str) -> str:
 
 
 def _check_names(what: str, missing: Set[str], unknown: Set[str]) -> None:
-    if missing:
-        raise ValueError(f"import_posterior: {what} has no {', '.join(map(repr, sorted(missing)))}; give one of the parameter's shape.")
     if unknown:
         whose = "a weight or bias of a linear or convolution layer" if what == "variances" else "a parameter of the network"
         raise ValueError(f"import_posterior: {what} has {', '.join(map(repr, sorted(unknown)))}, which is not {whose}; leave it out.")
+    if missing:
+        raise ValueError(f"import_posterior: {what} has no {', '.join(map(repr, sorted(missing)))}; give one of the parameter's shape.")
