@@ -57,6 +57,21 @@ def table1(folder: Path = cells.RESULTS / "table1") -> str:
     )
 
 
+def calibration(folder: Path = cells.RESULTS / "calibrate") -> str:
+    """Plain networks and what calibrating them gives, on the test parts."""
+    lines = []
+    for place in sorted(folder.iterdir()):
+        runs = [json.loads(path.read_text())["rows"] for path in sorted(place.glob("*.json"))]
+        for row in runs[0]:
+            values = {score: np.array([run[row][score] for run in runs]) for score in runs[0][row]}
+            shown = [
+                f"{values[score].mean():.{digits}f} ± {standard_error(values[score]):.{digits}f}"
+                for score, digits in (("accuracy", 4), ("log_likelihood", 4), ("ece", 4), ("brier", 4))
+            ]
+            lines.append([place.name, row, *shown, f"{values['seconds'].mean():.1f}"])
+    return _markdown(["set", "", "accuracy", "log-likelihood", "ECE", "Brier score", "seconds"], iter(lines))
+
+
 def _cells(folder: Path) -> Cells:
     return {name: json.loads(path.read_text()) for name in SPLITS if (path := folder / f"{name}.json").exists()}
 
@@ -93,7 +108,8 @@ def _markdown(head: list[str], lines: Iterator[list[str]]) -> str:
 
 def main() -> None:
     here = Path(__file__).parent
-    (here / "RESULTS.md").write_text(f"{(here / 'notes' / 'table1.md').read_text().strip()}\n\n{table1()}\n")
+    notes = {name: (here / "notes" / f"{name}.md").read_text().strip() for name in ("table1", "calibrate")}
+    (here / "RESULTS.md").write_text(f"{notes['table1']}\n\n{table1()}\n\n{notes['calibrate']}\n\n{calibration()}\n")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def test_a_real_process(place: Path, tmp_path: Path) -> None:
 def test_version_and_help() -> None:
     assert run("--version").stdout == f"varprop {vp.__version__}\n"
     text = run("--help").stdout
-    assert all(name in text for name in ("fit", "predict", "evaluate", "report", "demo"))
+    assert all(name in text for name in ("fit", "predict", "evaluate", "report", "export", "demo"))
 
 
 # ---------------------------------------------------------------------------------------------------------------- failures

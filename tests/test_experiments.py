@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import accuracy, cells, data, table1, tables
+from experiments import accuracy, calibrate, cells, data, table1, tables
 
 needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
 
@@ -174,3 +174,14 @@ def test_committed_accuracy_is_nearer_to_one_than_that_of_the_nearest_package() 
     for name, other in others.items():
         (ratio,) = {row["dvi"]["var_ratio"] for row in rows if (row["type"], row["front"], row["input"]) == (name, "conv", "normal")}
         assert abs(ratio - 1) < abs(other - 1), name
+
+
+def test_calibration_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--datasets", "digits", "--runs", "1", "--epochs", "3", "--out", str(tmp_path)]
+    calibrate.main(command)
+    cell = json.loads((tmp_path / "digits" / "0.json").read_text())
+    assert list(cell["rows"]) == ["plain", "temperature", "calibrated, vbp", "calibrated, dvi"]
+    assert f"| digits | plain | {cell['rows']['plain']['accuracy']:.4f} ±" in capsys.readouterr().out
+    before = (tmp_path / "digits" / "0.json").stat().st_mtime_ns
+    calibrate.main(command)
+    assert (tmp_path / "digits" / "0.json").stat().st_mtime_ns == before

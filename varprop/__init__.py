@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from . import delta, functional, likelihoods, metrics, predictive, priors, replicas
 from .audit import Audit, audit
+from .calibration import calibrate, import_posterior
+from .export import export, export_onnx
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
 from .methods import CVBP, DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
 from .modelfile import ModelFileError, load, save
 from .objectives import ELBO, LogMarginal, Terms
-from .posterior import posteriors, variational
+from .posterior import centred, posteriors, variational
 from .report import report
 from .summary import summary
 from .training import fit
@@ -49,9 +51,14 @@ __all__ = [
     "NoRuleError",
     "Terms",
     "audit",
+    "calibrate",
+    "centred",
     "delta",
+    "export",
+    "export_onnx",
     "fit",
     "functional",
+    "import_posterior",
     "likelihoods",
     "load",
     "metrics",

@@ -1,4 +1,4 @@
-"""The command line: varprop fit | predict | evaluate | report | demo."""
+"""The command line: varprop fit | predict | evaluate | report | export | demo."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
@@ -184,6 +184,35 @@ def report(
 
 
 @command
+def export(
+    model: Model,
+    out: Annotated[Path, typer.Option(help="ONNX file for the graph.")] = Path("model.onnx"),
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a model as an ONNX graph that takes rows as they are and predicts in the target's own units.
+
+    Its input x has one column for each column of the table that is used. Numbers are given as they are, NaN where missing; categories as
+    their place, from 0, in the list that the file's metadata hold. A place that is not in the list gives NaN.
+    """
+    _check_free(out, overwrite)
+    from .export import export_onnx
+    from .tabular import TableModel
+
+    loaded = TableModel.load(model)
+    export_onnx(loaded, out)
+    rows = {}
+    for i, column in enumerate(loaded.encoder.columns):
+        categories = getattr(column, "categories", None)
+        places = "a number, NaN if missing" if categories is None else _places(categories)
+        rows[f"x[:, {i}]  {column.name}"] = places
+    if loaded.target.classes is None:
+        rows[f"outputs for {loaded.target.name}"] = "mean, variance, epistemic, aleatoric"
+    else:
+        rows[f"outputs for {loaded.target.name}"] = f"probabilities ({_places(loaded.target.classes)}), entropy, mutual_information"
+    _print(f"{model} → {out}", rows)
+
+
+@command
 def demo(out: Annotated[Path, typer.Option(help="Folder for the report and the figure.")] = Path("demo")) -> None:
     """Fit two data sets that scikit-learn carries, show what uncertainty adds, write a report and draw a figure."""
     from .demo import demo as run
@@ -231,6 +260,11 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("")
         yield lambda text: progress.update(task, description=text)
+
+
+def _places(names: Sequence[str], most: int = 12) -> str:
+    shown = ", ".join(f"{i} {name or '(missing)'}" for i, name in enumerate(names[:most]))
+    return shown + ", …" * (len(names) > most)
 
 
 def _print(title: str, rows: dict[str, str]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import likelihoods, priors
 from .methods import METHODS, Method, vbp
 from .objectives import ELBO
-from .posterior import is_random, variational
+from .posterior import centred, is_random, variational
 from .storage import replacing
 
 FORMAT = 1
@@ -48,7 +48,7 @@ LAYERS = _by_name(
     )
 )
 """The layers that a file may name. Nothing else in a file is ever looked up or called."""
-PRIORS = _by_name((priors.Normal, priors.LogUniform, priors.EmpiricalBayes, priors.Horseshoe))
+PRIORS = _by_name((priors.Normal, priors.Centred, priors.LogUniform, priors.EmpiricalBayes, priors.Horseshoe))
 LIKELIHOODS = _by_name(
     (likelihoods.Normal, likelihoods.HeteroscedasticNormal, likelihoods.Categorical, likelihoods.Bernoulli, likelihoods.MultiLabel)
 )
@@ -231,6 +231,7 @@ def _describe_layer(layer: nn.Module) -> dict[str, Any] | None:
         factored, horseshoe = hasattr(layer, "weight_logvar_out"), hasattr(layer, "scales")
         description["posterior"] = "horseshoe" if horseshoe else "factored" if factored else "full"
         description["random_bias"] = hasattr(layer, "bias_logvar")
+        description["centred"] = hasattr(layer, "weight_centre")
     return description
 
 
@@ -255,6 +256,8 @@ def _make_net(description: dict[str, Any]) -> nn.Module:
     layer: nn.Module = _make(LAYERS, description)
     if "posterior" in description:
         variational(layer, posterior=description["posterior"], biases=description["random_bias"])
+        if description.get("centred"):
+            centred(layer)
     return layer
 
 

@@ -68,6 +68,8 @@ class Posterior:
     mean: Tensor
     logvar: Tensor
     scales: Scales | None = None
+    centre: Tensor | None = None
+    """Where the mean was when `centred` was called."""
 
     @property
     def var(self) -> Tensor:
@@ -195,7 +197,10 @@ def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
             full = hasattr(layer, f"{name}_logvar")
             logvar = getattr(layer, f"{name}_logvar") if full else layer.weight_logvar_out + layer.weight_logvar_in
             scales = getattr(layer, "scales", None) if name == "weight" else None
-            yield f"{prefix}.{name}" if prefix else name, Posterior(getattr(layer, name), logvar, scales)
+            yield (
+                f"{prefix}.{name}" if prefix else name,
+                Posterior(getattr(layer, name), logvar, scales, getattr(layer, f"{name}_centre", None)),
+            )
 
 
 def random_tensor(layer: Layer, name: str) -> Activation | None:
@@ -239,6 +244,28 @@ def _along_weight(layer: Layer, group: Tensor) -> Tensor:
     if layer.transposed:  # weights are (in, out/groups, ...), and the inputs of a group feed that group's outputs
         return group.view(len(group), layer.groups, -1).repeat_interleave(layer.in_channels // layer.groups, 1)
     return group
+
+
+def centred(net: Net) -> Net:
+    """Keep the present means of all random weights, beside them, as the centre of `priors.Centred`; in place.
+
+    >>> net = vp.centred(vp.variational(nn.Linear(2, 1)))
+    >>> torch.equal(net.weight, net.weight_centre)
+    True
+    """
+    for name, q in list(posteriors(net)):
+        owner, _, mean = name.rpartition(".")
+        net.get_submodule(owner).register_buffer(f"{mean}_centre", q.mean.detach().clone())
+    return net
+
+
+def widen(net: nn.Module, by: float) -> None:
+    """Add to the log-variance of every random weight, in place."""
+    with torch.no_grad():
+        for layer in net.modules():
+            for name, logvar in layer.named_parameters(recurse=False):
+                if name.endswith(("_logvar", "_logvar_out")) and not isinstance(layer, Scales):
+                    logvar.add_(by)
 
 
 def random_weight(layer: Layer) -> Weight:

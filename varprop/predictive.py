@@ -219,7 +219,9 @@ def rescaled(p: Predictive, mean: Tensor | float, scale: Tensor | float) -> Pred
     (tensor([[1.7103]]), tensor([[8.2897]]))
     """
     if isinstance(p, RegressionMixture):
-        return mixture([rescaled(component, mean, scale) for component in p.components])
+        # Its moments by themselves, because the spread of large means would have few digits.
+        components = [rescaled(component, mean, scale) for component in p.components]
+        return RegressionMixture(components, p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)
     if not isinstance(p, NormalPredictive):
         raise TypeError(f"rescaled: needs a normal prediction or a mixture of normal ones, got {type(p).__name__}.")
     return NormalPredictive(p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,27 @@ class Normal(Prior):
 
     def kl(self, q: Posterior) -> Tensor:
         return normal_kl(q, 1 / self.precision)
+
+
+@dataclass(frozen=True)
+class Centred(Prior):
+    """w ~ N(w₀, 1/precision), where w₀ is what `centred(net)` kept, a pretrained network's weights (after Krishnan et al. 2020; Eq. 45).
+
+    >>> net = vp.centred(vp.variational(nn.Linear(2, 1), logvar=0.0))
+    >>> ((_, q),) = vp.posteriors(net)
+    >>> bool(Centred(precision=1.0).kl(q) < 1e-4)
+    True
+    """
+
+    precision: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive("Centred", precision=self.precision)
+
+    def kl(self, q: Posterior) -> Tensor:
+        if q.centre is None:
+            raise ValueError("Centred: the posterior has no centre; keep the pretrained weights as it with centred(net).")
+        return normal_kl(replace(q, mean=q.mean - q.centre), 1 / self.precision)
 
 
 @dataclass(frozen=True)

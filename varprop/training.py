@@ -134,7 +134,7 @@ def fit(
                 if not math.isfinite(row["loss"]):
                     raise FloatingPointError(f"fit: the loss is {row['loss']} in epoch {run.epoch}; check the data, lower lr, or set clip.")
                 if held_out_loader is not None:
-                    row["validation"] = _validate(elbo, held_out_loader, fabric)
+                    row["validation"] = validate(elbo, held_out_loader, fabric)
                     run.judge(row["validation"])
                 run.history.append(row)
                 run.epoch += 1
@@ -307,7 +307,7 @@ def _statistic(step: Any, loader: Any) -> Tensor | None:
 
 
 @torch.no_grad()
-def _validate(elbo: ELBO, loader: Any, fabric: Fabric) -> float:
+def validate(elbo: ELBO, loader: Any, fabric: Fabric) -> float:
     """Mean predictive log-likelihood, each data point as often as its weight says."""
     sums: Any = torch.zeros(2, device=fabric.device)
     for x, y, *weights in loader:

@@ -11,9 +11,9 @@ from functools import partial
 from .. import functional as fn
 from ..gaussian import Gaussian
 from ..posterior import Layer
-from .base import Method
+from .base import Method, activation
 from .dvi import clark_pool
-from .moments import MAX_POOLS, SHARED, activation, bent
+from .moments import MAX_POOLS, SHARED, bent
 from .network import NETWORKS
 
 
