@@ -40,6 +40,7 @@ class Task(str, Enum):
 class MethodName(str, Enum):
     """How activations travel through the network."""
 
+    cvbp = "cvbp"
     vbp = "vbp"
     dvi = "dvi"
     local_reparam = "local_reparam"
@@ -84,7 +85,7 @@ def fit(
     target: Annotated[str, typer.Option(help="Column to predict.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
     task: Annotated[Task, typer.Option(help="auto: text, and whole numbers with at most 10 values, are classes.")] = Task.auto,
-    method: Annotated[MethodName, typer.Option(help="How mean and variance pass through the network.")] = MethodName.vbp,
+    method: Annotated[MethodName, typer.Option(help="How mean and variance pass through the network.")] = MethodName.cvbp,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over the data; by default enough for its size.", show_default=False)
     ] = None,
@@ -157,11 +158,17 @@ def predict(
 
 @command
 def evaluate(model: Model, data: Data) -> None:
-    """Measure a model on a table that has the target column."""
+    """Measure a model on a table that has the target column, and audit its posterior on the first rows."""
     from . import metrics
+    from .posterior import posteriors
+    from .table import chunks
 
-    _, p, y = _judged(model, data)
-    _print(f"{model} on {data}", {name: _shown(value) for name, value in metrics.summary(p, y).items()})
+    loaded, p, y = _judged(model, data)
+    rows = {name: _shown(value) for name, value in metrics.summary(p, y).items()}
+    if next(posteriors(loaded.elbo.net), None) is not None:
+        first = next(chunks(data, {**loaded.types, loaded.target.name: "str"}, rows=1000))
+        rows["audit"] = loaded.audit(first).verdict
+    _print(f"{model} on {data}", rows)
 
 
 @command

@@ -18,6 +18,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from . import replicas, training
+from .audit import Audit, audit
 from .batches import split
 from .likelihoods import Categorical, HeteroscedasticNormal, Likelihood, Normal
 from .methods import DETERMINISTIC, METHODS, Method
@@ -200,6 +201,13 @@ class _BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------------------- prediction
 
+    def audit(self, X: Any, y: Any) -> Audit:
+        """Whether the posterior of `elbo_` is the one that predicts; log-likelihoods are of the standardised target."""
+        check_is_fitted(self)
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, reset=False)
+        x = self._inputs(X)
+        return audit(self.elbo_, x, self._target(y, x.dtype))
+
     def _predicted(self, X: Any, read: Callable[[Any], Sequence[Tensor]]) -> list[np.ndarray]:
         """What `read` takes from the predictive distributions at X, a part of the rows at a time."""
         check_is_fitted(self)
@@ -221,7 +229,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, _BayesianMLP):  # t
     :param method: how uncertainty travels through the network, a name of `varprop.METHODS` or a Method.
     :param prior: over the weights; a number is the precision of a normal one.
     :param heteroscedastic: let the noise differ between inputs.
-    :param kl_z_weight: weight of the gates' divergence, of VBP only. The paper has 0, which leaves weights of silent units untrained.
+    :param kl_z_weight: weight of the gates' divergence, of VBP and CVBP. The paper has 0.
     :param n_replicas: networks trained at once from different starts; the prediction is their mixture.
     :param epochs: "auto" means 120, but no fewer than 4,000 steps and no more than 20,000.
     :param lr: rate of Adam; it falls to zero as a cosine.
@@ -244,7 +252,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, _BayesianMLP):  # t
         self,
         hidden_layer_sizes: int | Sequence[int] = (50,),
         *,
-        method: str | Method = "vbp",
+        method: str | Method = "cvbp",
         prior: float | Prior = 1.0,
         heteroscedastic: bool = False,
         kl_z_weight: float = 0.1,
@@ -356,7 +364,7 @@ class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):  # type: ignore[misc
         self,
         hidden_layer_sizes: int | Sequence[int] = (50,),
         *,
-        method: str | Method = "vbp",
+        method: str | Method = "cvbp",
         prior: float | Prior = 1.0,
         kl_z_weight: float = 0.1,
         n_replicas: int = 1,

@@ -262,7 +262,7 @@ def _make_net(description: dict[str, Any]) -> nn.Module:
 
 
 def _describe_method(method: Method) -> dict[str, Any] | None:
-    name = "vbp" if method.slope is not None else method.name.lower()
+    name = method.name.lower().partition("(")[0]
     if name not in METHODS:
         return None
     slope = None if method.slope in (None, float("inf")) else method.slope

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import modelfile
+from .audit import Audit, audit
 from .estimators import BayesianMLPClassifier, BayesianMLPRegressor
 from .objectives import ELBO
 from .predictive import ClassPredictive, Predictive, Regression, rescaled
@@ -85,10 +86,19 @@ class TableModel:
     def inputs(self, table: pd.DataFrame) -> Tensor:
         return torch.from_numpy(((self.encoder.transform(table) - self.mean) / self.scale).astype(np.float32))
 
+    def audit(self, table: pd.DataFrame) -> Audit:
+        """Whether the posterior is the one that predicts, on rows with the target; log-likelihoods are of the standardised target."""
+        return audit(self.elbo, self.inputs(table), self.standardised(self.target.encode(table[self.target.name])))
+
+    def standardised(self, y: Tensor) -> Tensor:
+        """Encoded targets as the network was trained on them."""
+        return y if self.target.classes else ((y - self.target.mean) / self.target.scale).float()
+
     def trial(self, table: pd.DataFrame, target: pd.Series[Any]) -> Trial:
         """The predictions beside the truth, for a report."""
         y = self.target.encode(target)
-        return Trial(self.elbo, self.predictive(table), y, self.inputs(table), self.target.classes, self.target.name)
+        trained_on = self.inputs(table), self.standardised(y)
+        return Trial(self.elbo, self.predictive(table), y, *trained_on, self.target.classes, self.target.name)
 
     def stream(self, path: str | Path) -> Iterator[pd.DataFrame]:
         """The predictions for a file of any length, part by part, as columns."""

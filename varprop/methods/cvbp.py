@@ -6,6 +6,7 @@ unit's variance is the mean squared deviation of the true activation from the ga
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from .. import functional as fn
@@ -22,7 +23,5 @@ def _anchored_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
     return fn.anchor(module(x.mean), clark_pool(n, module, x))
 
 
-CVBP = Method(
-    "CVBP",
-    {**SHARED, **NETWORKS, **bent(fn.anchored), **{kind: partial(activation, partial(_anchored_pool, n)) for kind, n in MAX_POOLS.items()}},
-)
+_POOLS = {kind: partial(activation, partial(_anchored_pool, n)) for kind, n in MAX_POOLS.items()}
+CVBP = Method("CVBP", {**SHARED, **NETWORKS, **bent(fn.anchored), **_POOLS}, slope=math.inf)

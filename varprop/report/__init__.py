@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import attribution, metrics
+from ..audit import audit
 from ..objectives import ELBO
 from ..posterior import posteriors
 from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture, rescaled, two_classes
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 BATCH = 4096
 SAMPLES = 100
+AUDITED = 500
 
 
 def report(
@@ -65,7 +67,7 @@ def report(
         metrics={name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in metrics.summary(t.p, t.y).items()},
         sections=[Section(name, title, text, found.get(name, [])) for name, (title, text) in SECTIONS.items()],
         cases=extremes(t.p, t.y, _shown(x, names), classes),
-        facts=_facts(t.elbo),
+        facts=_facts(t),
         version=__version__,
     )
     path = Path(path)
@@ -101,6 +103,8 @@ class Trial:
     p: Predictive
     y: Tensor
     net_input: Tensor
+    net_target: Tensor
+    """As the network was trained on it: of numbers, standardised."""
     classes: Sequence[str] | None = None
     target: str = ""
 
@@ -115,19 +119,21 @@ def _trial(model: Any, x: Any, y: Any) -> Trial:
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     p = predictive(model, x)
     if isinstance(p, LabelPredictive):
-        return Trial(model, two_classes(p), y.flatten().long(), x)
-    return Trial(model, p, y.view_as(p.mean).to(p.mean) if isinstance(p, Regression) else y, x)
+        return Trial(model, two_classes(p), y.flatten().long(), x, y)
+    y = y.view_as(p.mean).to(p.mean) if isinstance(p, Regression) else y
+    return Trial(model, p, y, x, y)
 
 
 def _trial_of_estimator(model: Any, x: Any, y: Any) -> Trial:
     """Predictions and truth in the target's own units; the weights shown are those of the first replica."""
     inputs = model._inputs(np.asarray(x))
+    target = model._target(np.asarray(y), inputs.dtype)
     p = mixture([predictive(member, inputs) for member in model.members_])
     if isinstance(p, ClassPredictive):
-        return Trial(model.elbo_, p, model._target(np.asarray(y), inputs.dtype), inputs, [str(c) for c in model.classes_])
+        return Trial(model.elbo_, p, target, inputs, target, [str(c) for c in model.classes_])
     mean, scale = (torch.as_tensor(v, dtype=inputs.dtype) for v in (model.y_mean_, model.y_scale_))
     p = rescaled(p, mean, scale)
-    return Trial(model.elbo_, p, torch.tensor(np.asarray(y), dtype=inputs.dtype).view(len(inputs), -1), inputs)
+    return Trial(model.elbo_, p, torch.tensor(np.asarray(y), dtype=inputs.dtype).view(len(inputs), -1), inputs, target)
 
 
 def predictive(elbo: ELBO, x: Tensor) -> Predictive:
@@ -168,10 +174,12 @@ def _shown(x: Any, names: Sequence[str] | None) -> Tensor | pd.DataFrame:
     return pd.DataFrame(x.numpy(force=True), columns=list(names))
 
 
-def _facts(elbo: ELBO) -> dict[str, str]:
+def _facts(t: Trial) -> dict[str, str]:
+    elbo = t.elbo
     layers = [layer for layer in elbo.net.modules() if not list(layer.children())]
     random = sum(q.mean.numel() for _, q in posteriors(elbo.net))
-    return {
+    facts = {"audit": audit(elbo, t.net_input[:AUDITED], t.net_target[:AUDITED], samples=200).verdict} if random else {}
+    return facts | {
         "method": elbo.method.name,
         "likelihood": type(elbo.likelihood).__name__,
         "prior": str(elbo.prior),

@@ -1,0 +1,140 @@
+"""The audit finds the loophole of VBP, and finds none in CVBP and DVI."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_wine
+from torch import nn
+from torch.func import functional_call
+
+import varprop as vp
+from varprop.audit import _at_prior
+
+
+def trained(method: vp.Method, hidden: tuple[int, ...] = (20,), epochs: int = 300) -> tuple[vp.ELBO, torch.Tensor, torch.Tensor]:
+    """A network fitted to a line with a bend, without batches."""
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, 200).unsqueeze(1)
+    y = x.abs() + 0.1 * torch.randn_like(x)
+    sizes = (1, *hidden, 1)
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())][:-1]
+    net = vp.variational(nn.Sequential(*layers), init="he")
+    elbo = vp.ELBO(net, method, vp.likelihoods.Normal(100.0), vp.priors.Normal(10.0), n_data=len(x))
+    optimiser = torch.optim.Adam(elbo.parameters(), 0.02)
+    for _ in range(epochs):
+        optimiser.zero_grad()
+        elbo(x, y).backward()
+        optimiser.step()
+    return elbo, x, y
+
+
+def test_vbp_fails_its_audit_where_closed_units_have_the_variances_of_the_prior():
+    elbo, x, y = trained(vp.VBP)
+    with torch.no_grad():
+        elbo.net[0].bias[:5] = -0.5
+        elbo.net[0].weight[:5] = 0.0
+        elbo.net[0].weight_logvar[:5] = math.log(0.1)
+        elbo.net[2].weight[:, :5] = 1.0
+    audit = vp.audit(elbo, x, y)
+    assert abs(audit.gap) > 0.1
+    assert not audit.consistent
+    assert audit.exact.std > audit.own.std
+    assert "NOT consistent" in str(audit)
+    assert [(units.layer, units.idle) for units in audit.layers] == [("0", 0.25)]
+    elbo.method = vp.CVBP
+    assert abs(vp.audit(elbo, x, y).gap) < 0.2 * abs(audit.gap)
+
+
+@pytest.mark.parametrize("method", [vp.CVBP, vp.DVI], ids=lambda m: m.name)
+def test_others_pass_theirs(method):
+    audit = vp.audit(*trained(method))
+    assert audit.consistent, str(audit)
+    assert audit.sampled is None
+    assert str(audit).splitlines()[-1].startswith("Consistent")
+
+
+def test_exact_moments_are_those_of_drawn_networks():
+    elbo, x, y = trained(vp.VBP)
+    audit = vp.audit(elbo, x, y)
+    weights = vp.posterior.draw(elbo.net, 4000, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        f = torch.stack([functional_call(elbo.net, {k: w[i] for k, w in weights.items()}, (x,)) for i in range(4000)])
+        p = elbo.likelihood.predictive(vp.Gaussian(f.mean(0), f.var(0)))
+    assert audit.exact.std == pytest.approx(p.std.mean().item(), rel=0.03)
+    assert audit.exact.log_likelihood == pytest.approx(p.log_prob(y).mean().item(), abs=0.05)
+
+
+def test_drawn_networks_judge_deeper_ones():
+    audit = vp.audit(*trained(vp.DVI, (10, 10)), samples=300)
+    assert audit.sampled is not None
+    assert audit.gap == audit.own.log_likelihood - audit.sampled.log_likelihood
+    assert audit.exact == audit.own
+
+
+def test_classes_labels_and_sampling_methods():
+    torch.manual_seed(0)
+    x = torch.randn(40, 3)
+    for likelihood, outputs, y in (
+        (vp.likelihoods.Categorical(), 4, torch.randint(4, (40,))),
+        (vp.likelihoods.MultiLabel(), 2, torch.randint(2, (40, 2)).float()),
+    ):
+        net = vp.variational(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, outputs)))
+        for method in (vp.CVBP, vp.LOCAL_REPARAM):
+            audit = vp.audit(vp.ELBO(net, method, likelihood, vp.priors.Normal(), n_data=40), x, y, samples=50)
+            assert audit.own.rmse is None
+            assert 0 <= audit.own.error <= 1
+            assert audit.own.error == pytest.approx(audit.exact.error, abs=0.1)
+
+
+def test_a_convolution_s_units_are_its_channels():
+    net = vp.variational(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)))
+    with torch.no_grad():
+        net[0].bias.copy_(torch.tensor([-100.0, -100.0, 100.0, 100.0]))
+        net[0].weight_logvar[:1] = 0.0  # the first closed channel has the prior's variance, the second has not
+    elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Categorical(), vp.priors.Normal(1.0), n_data=8)
+    audit = vp.audit(elbo, torch.randn(8, 1, 4, 4), torch.zeros(8).long())
+    assert [(units.layer, units.idle) for units in audit.layers] == [("0", 0.25)]
+
+
+@pytest.mark.parametrize(
+    "prior", [vp.priors.Normal(4.0), vp.priors.EmpiricalBayes(), vp.priors.LogUniform()], ids=lambda p: type(p).__name__
+)
+def test_a_variance_at_the_prior_is_one_that_nothing_else_holds(prior):
+    layer = vp.variational(nn.Linear(50, 2))
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.weight_logvar.fill_(-1.386)
+        layer.weight_logvar[1] = -20.0
+    assert _at_prior(prior, layer).tolist() == [True, False]
+
+
+def test_the_audit_leaves_the_objective_as_it_was():
+    elbo, x, y = trained(vp.VBP, epochs=1)
+    elbo.train()
+    before = {name: value.clone() for name, value in elbo.state_dict().items()}
+    vp.audit(elbo, x, y)
+    assert elbo.training
+    assert all(torch.equal(value, before[name]) for name, value in elbo.state_dict().items())
+
+
+def test_errors_say_what_to_do():
+    elbo, x, y = trained(vp.VBP, epochs=1)
+    with pytest.raises(ValueError, match="a target for each input"):
+        vp.audit(elbo, x, y[:3])
+    plain = vp.ELBO(nn.Linear(1, 1), vp.DETERMINISTIC, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=3)
+    with pytest.raises(ValueError, match="no random weights"):
+        vp.audit(plain, x, y)
+
+
+@pytest.mark.parametrize("load", [load_diabetes, load_breast_cancer, load_digits, load_wine], ids=lambda f: f.__name__)
+def test_an_untouched_estimator_passes_its_own_audit(load):
+    x, y = load(return_X_y=True)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).numpy()
+    train, test = order[len(x) // 4 :], order[: len(x) // 4]
+    kind = vp.BayesianMLPRegressor if load is load_diabetes else vp.BayesianMLPClassifier
+    audit = kind(random_state=0).fit(x[train], y[train]).audit(x[test], y[test])
+    assert audit.consistent, str(audit)
