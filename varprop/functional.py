@@ -259,9 +259,44 @@ def anchored(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
     Gaussian(mean=tensor(0.), var=tensor(0.0753))
     """
     if pieces is RELU:
-        r = tail(x)
-        return Gaussian.of(F.relu(x.mean), torch.where(r.above, x.var * (1 - 2 * r.probability), 0.0) + r.second_moment)
+        mean, var, *_ = _AnchoredRelu.apply(x.mean, x.var)  # type: ignore[no-untyped-call]
+        return Gaussian.of(mean, var)
     return anchor(pieces(x.mean), rectify(x, pieces))
+
+
+class _AnchoredRelu(torch.autograd.Function):
+    """Eq. 48 for ReLU in as few passes over memory as it takes, because it decides what a training step of CVBP costs.
+
+    With k = |m|/s, P = Φ(-k), U = Φ(m/s), e = φ(k)/s and h the step of m:  Var = v (U + k² P) - v |m| e,
+
+        dVar/dm = 2 (m P + (1-h) v e),    dVar/dv = U - h m e
+
+    The step is a product, not a choice: torch.where takes longer than the error function.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        per_std = v.clamp(min=torch.finfo(v.dtype).tiny).rsqrt()
+        k = (m.abs() * per_std).clamp(max=30.0)
+        density = torch.exp(-0.5 * k.square()) * (1 / math.sqrt(2 * math.pi))
+        below = 0.5 * torch.erfc(k * math.sqrt(0.5))
+        step = F.relu(m.sign())
+        above = torch.addcmul(below, step, 1 - 2 * below)
+        var = v * F.relu(torch.addcmul(above, k, k * below - density))
+        return F.relu(m), var, below, above, density * per_std, step
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs, output[0], *output[2:])
+        ctx.mark_non_differentiable(*output[2:])
+
+    @staticmethod
+    def backward(ctx: Any, to_mean: Tensor, to_var: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        m, v, mean, below, above, e, step = ctx.saved_tensors
+        to_m = torch.addcmul(to_mean * step, to_var, torch.addcmul(m * below, v * e, 1 - step), value=2)
+        return to_m, to_var * torch.addcmul(above, mean, e, value=-1)
 
 
 def anchor(mean: Tensor, x: Gaussian) -> Gaussian:
