@@ -9,10 +9,12 @@ row is one recipe. Results are in experiments/results/consistency and, for regre
 from __future__ import annotations
 
 import argparse
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ import varprop as vp
 from varprop.posterior import draw
 
 from . import cells, data, table1
+from .tables import markdown
 
 REGRESSION = {
     "VBP as in the paper": "vbp-cosine",
@@ -64,10 +67,10 @@ def lenet(seed: int) -> nn.Sequential:
 def images(kind: str, row: str, epochs: int, seed: int, rows: int | None) -> dict[str, Any]:
     """Train on one set of images; audit, one drawn network, pruning and strangers on its test part."""
     x, y, x_test, y_test = (t[:rows] for t in data.mnist(kind))
-    mean, std = x.float().mean(), x.float().std()
+    centre, scale = x.float().mean(), x.float().std()
 
     def scaled(t: Tensor) -> Tensor:
-        return (t.float() - mean) / std
+        return (t.float() - centre) / scale
 
     x, x_test = scaled(x), scaled(x_test)
     method, weight = IMAGES[row]
@@ -138,6 +141,41 @@ def _averages(net: nn.Module, x: Tensor, draws: int = 20) -> Iterator[Tensor]:
         yield run(weights, part).softmax(2).mean(0)
 
 
+def tables(folder: Path = cells.RESULTS) -> str:
+    """Own and exact log-likelihood of every row, and what else was measured on the images."""
+    return f"{_regression(folder / 'table1')}\n\n{_images(folder / 'consistency')}"
+
+
+def _regression(folder: Path) -> str:
+    lines = [["trained with", *data.SPLITS]]
+    for title, row in REGRESSION.items():
+        line = [title]
+        for name in data.SPLITS:
+            path = folder / row / f"{name}.json"
+            splits = json.loads(path.read_text())["splits"] if path.exists() else []
+            means = [mean((split[by] or split["own"])["log_likelihood"] for split in splits) for by in ("own", "exact") if splits]
+            line.append(" / ".join(f"{value:.3f}" for value in means))
+        lines.append(line)
+    return markdown(lines)
+
+
+def _images(folder: Path) -> str:
+    head = ["images", "trained with", "error", "log-likelihood: own / exact / drawn", "error of one draw", "error, 50 / 75 / 90 % pruned"]
+    lines = [[*head, "AUROC, own entropy: Fashion / K / notMNIST", "the same, drawn"]]
+    for path in sorted(folder.glob("*/*.json")):
+        cell = json.loads(path.read_text())
+        by = [cell[name]["log_likelihood"] for name in ("own", "exact", "sampled")]
+        line = [cell["configuration"]["images"], cell["configuration"]["row"], f"{cell['own']['error']:.2%}", _joined(by, ".4f")]
+        line += [f"{cell['one_draw_error']:.2%}", _joined(cell["pruned_error"].values(), ".2%")]
+        strangers = cell.get("auroc", {}).values()
+        lines.append([*line, *(_joined([scores[name] for scores in strangers], ".3f") for name in ("entropy", "entropy_drawn"))])
+    return markdown(lines)
+
+
+def _joined(values: Iterable[float], form: str) -> str:
+    return " / ".join(format(value, form) for value in values)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.consistency", description=__doc__.split("\n")[0])
     parser.add_argument("--datasets", nargs="+", choices=data.SPLITS, default=list(data.SPLITS), metavar="NAME")
@@ -159,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for row in REGRESSION.values():
         for name in options.datasets:
             table1.run(row, name, options.splits, options.epochs, 0, options.out / "table1")
+    print(tables(options.out))
 
 
 if __name__ == "__main__":

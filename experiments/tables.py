@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def table1(folder: Path = cells.RESULTS / "table1") -> str:
     names = {path.parent.name for path in folder.glob("*/*.json")}
     rows = {row: _cells(folder / row) for row in [r for r in ROWS if r in names] + sorted(names - set(ROWS))}
     return "\n\n".join(
-        f"{title}\n\n{_markdown(['', *SPLITS], _lines(rows, score, digits))}"
+        f"{title}\n\n{markdown([['', *SPLITS], *_lines(rows, score, digits)])}"
         for title, score, digits in (
             ("### Test log-likelihood, mean ± standard error over the splits", "log_likelihood", 2),
             ("### RMSE", "rmse", 3),
@@ -74,7 +74,7 @@ def calibration(folder: Path = cells.RESULTS / "calibrate") -> str:
                 for score, digits in (("accuracy", 4), ("log_likelihood", 4), ("ece", 4), ("brier", 4))
             ]
             lines.append([place.name, row, *shown, f"{values['seconds'].mean():.1f}"])
-    return _markdown(["set", "", "accuracy", "log-likelihood", "ECE", "Brier score", "seconds"], iter(lines))
+    return markdown(["set", "", "accuracy", "log-likelihood", "ECE", "Brier score", "seconds"], iter(lines))
 
 
 def _cells(folder: Path) -> Cells:
@@ -107,7 +107,9 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
-def _markdown(head: list[str], lines: Iterator[list[str]]) -> str:
+def markdown(lines: Iterable[list[str]]) -> str:
+    """A table; its first line is the head."""
+    head, *lines = lines
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines))
 
 

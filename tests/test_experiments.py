@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import accuracy, calibrate, cells, data, table1, tables
+from experiments import accuracy, calibrate, cells, consistency, data, table1, tables
 
 needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
 
@@ -185,3 +185,13 @@ def test_calibration_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     before = (tmp_path / "digits" / "0.json").stat().st_mtime_ns
     calibrate.main(command)
     assert (tmp_path / "digits" / "0.json").stat().st_mtime_ns == before
+
+
+@needs_data
+def test_consistency_from_end_to_end(tmp_path: Path) -> None:
+    small = ["--rows", "60", "--epochs", "1", "--splits", "2", "--datasets", "yacht"]
+    consistency.main([*small, "--images", "MNIST", "--methods", "cvbp", "--out", str(tmp_path)])
+    cell = json.loads((tmp_path / "consistency" / "MNIST" / "cvbp-0.json").read_text())
+    assert set(cell["auroc"]) == {"FashionMNIST", "KMNIST", "notMNIST"}
+    assert cell["own"]["error"] == pytest.approx(cell["exact"]["error"], abs=0.2)
+    assert "| CVBP | " in consistency.tables(tmp_path)

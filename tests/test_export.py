@@ -23,6 +23,8 @@ from varprop.export import OUTPUTS
 from varprop.predictive import Predictive
 from varprop.tabular import TableModel
 
+from .networks import ResNet
+
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'varprop[onnx]'")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'varprop[onnx]'")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'varprop[onnx]'")
@@ -77,6 +79,7 @@ CASES = {
     "heteroscedastic-dvi": (mlp(2, nn.Tanh()), vp.DVI, vp.likelihoods.HeteroscedasticNormal(), vp.predictive.Regression),
     "deterministic": (mlp(1), vp.DETERMINISTIC, vp.likelihoods.Normal(3.0), vp.predictive.Regression),
     "slope": (mlp(1, nn.LeakyReLU(0.1)), vp.vbp(10.0), vp.likelihoods.Normal(3.0), vp.predictive.Regression),
+    "anchored": (mlp(1), vp.CVBP, vp.likelihoods.Normal(3.0), vp.predictive.Regression),
     "classes": (mlp(3), vp.VBP, vp.likelihoods.Categorical(), vp.predictive.ClassPredictive),
     "labels": (mlp(3), vp.DVI, vp.likelihoods.MultiLabel(), vp.predictive.LabelPredictive),
     "own": (mlp(1), vp.VBP, Poisson(), vp.predictive.LatentPredictive),
@@ -116,6 +119,14 @@ def test_images(case: str, tmp_path: Path) -> None:
     net, method, approximation = IMAGES[case]
     elbo = objective(net, method, vp.likelihoods.Categorical(approximation))  # type: ignore[arg-type]
     check(elbo, torch.randn(5, 1, 28, 28), vp.predictive.ClassPredictive, tmp_path / "model.onnx")
+
+
+def test_a_residual_network_with_its_own_forward(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = ResNet(width=2, depths=(1, 1), classes=3)
+    net(torch.randn(8, 3, 16, 16))  # the statistics of batch normalisation move away from zero and one
+    elbo = objective(net.eval(), vp.CVBP, vp.likelihoods.Categorical())
+    check(elbo, torch.randn(3, 3, 16, 16), vp.predictive.ClassPredictive, tmp_path / "model.onnx")
 
 
 # ------------------------------------------------------------------------------------------------- preprocessing folded in
