@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import accuracy, calibrate, cells, consistency, data, table1, tables
+from experiments import accuracy, calibrate, cells, consistency, data, networks, table1, tables
 
 needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
 
@@ -195,3 +195,10 @@ def test_consistency_from_end_to_end(tmp_path: Path) -> None:
     assert set(cell["auroc"]) == {"FashionMNIST", "KMNIST", "notMNIST"}
     assert cell["own"]["error"] == pytest.approx(cell["exact"]["error"], abs=0.2)
     assert "| CVBP | " in consistency.tables(tmp_path)
+
+
+def test_the_accuracy_of_trained_networks_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    networks.main(["--networks", "lenet", "--draws", "200", "--epochs", "1", "--out", str(tmp_path)])
+    row = json.loads((tmp_path / "networks.json").read_text())["networks"]["lenet"]
+    assert all(0.7 < row[method]["var_ratio"] < 1.2 for method in ("dvi", "cvbp", "vbp"))
+    assert "| lenet | " in capsys.readouterr().out

@@ -1,0 +1,151 @@
+"""How near are the moments of whole trained networks to those of sampled ones? `python -m experiments.networks`.
+
+A perceptron, a LeNet and a residual network are trained with DVI on data that scikit-learn carries. Then all weights are drawn 20,000
+times, each draw one network for all inputs, and mean and variance of every output are compared with those of a pass: DVI and CVBP with the
+networks themselves, VBP with its own model, the same networks with every gate set by the mean of its input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_diabetes, load_digits
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+import varprop as vp
+from varprop.gaussian import mean_of, move
+from varprop.posterior import draw
+
+from . import cells
+from .accuracy import Moments, compared
+from .tables import markdown
+
+CHUNK, INPUTS = 100, 20
+
+
+class Block(nn.Module):
+    """Two convolutions with batch normalisation beside the identity."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + x)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
+
+
+def lenet() -> nn.Module:
+    layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+    return nn.Sequential(*layers)
+
+
+def resnet() -> nn.Module:
+    head = nn.AvgPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), Block(8), Block(8), *head)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "lenet": lenet, "resnet": resnet}
+
+
+def trained(name: str, epochs: int) -> tuple[nn.Module, Tensor]:
+    """A network trained with DVI, and inputs that it has not seen."""
+    torch.manual_seed(0)
+    x, y = (torch.tensor(a, dtype=torch.float32) for a in (load_diabetes if name == "mlp" else load_digits)(return_X_y=True))
+    x = (x - x.mean(0)) / x.std(0).clamp(min=1e-3) if name == "mlp" else x.view(-1, 1, 8, 8) / 8 - 1
+    y = ((y - y.mean()) / y.std()).unsqueeze(1) if name == "mlp" else y.long()
+    likelihood = vp.likelihoods.Normal() if name == "mlp" else vp.likelihoods.Categorical()
+    order = torch.randperm(len(x))
+    x, y, unseen = x[order[INPUTS:]], y[order[INPUTS:]], x[order[:INPUTS]]
+    elbo = vp.ELBO(vp.variational(NETWORKS[name]()), vp.DVI, likelihood, vp.priors.Normal(10.0), n_data=len(x))
+    vp.fit(elbo, (x, y), epochs=epochs, lr=3e-3, batch_size=64, seed=0, progress=False)
+    return elbo.net.eval(), unseen
+
+
+class Gates:
+    """Gates that the means set once and draws then keep: VBP's model."""
+
+    def __init__(self, net: nn.Module, x: Tensor) -> None:
+        self.open: list[Tensor] = []
+        (vp.VBP | {nn.ReLU: self._note})(net, x)
+
+    def _note(self, method: vp.Method, module: nn.Module, x: Any) -> Any:
+        self.open.append(mean_of(x) > 0)
+        return vp.VBP(module, x)
+
+    def method(self) -> vp.Method:
+        """A pass with these gates, for one use."""
+        gates = iter(self.open)
+
+        def kept(method: vp.Method, module: nn.Module, x: Any) -> Any:
+            is_open = next(gates)
+            return move(lambda t: t * is_open, x)
+
+        return vp.VBP | {nn.ReLU: kept}
+
+
+class Gated(nn.Module):
+    """The network with its gates fixed and its weights certain, as a module that `functional_call` can call."""
+
+    def __init__(self, net: nn.Module, gates: Gates) -> None:
+        super().__init__()
+        self.net, self.gates = net, gates
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mean_of(self.gates.method()(self.net, x))
+
+
+@torch.no_grad()
+def measure(net: nn.Module, x: Tensor, draws: int) -> dict[str, dict[str, float]]:
+    gated = Gated(net, Gates(net, x))
+    real, own = Moments(), Moments()
+    generator = torch.Generator().manual_seed(1)
+    for start in range(0, draws, CHUNK):
+        weights = draw(net, min(CHUNK, draws - start), generator)
+        real.add(vmap(lambda w: functional_call(net, w, (x,)))(weights))
+        own.add(vmap(lambda w: functional_call(gated, {f"net.{k}": v for k, v in w.items()}, (x,)))(weights))
+    moments = {"dvi": real.result(), "cvbp": real.result(), "vbp": own.result()}
+    return {method: compared(vp.METHODS[method](net, x), *by) for method, by in moments.items()}
+
+
+def table(networks: dict[str, dict[str, dict[str, float]]]) -> str:
+    head = ["network", *(f"{m.upper()}: {what}" for m in ("dvi", "cvbp", "vbp") for what in ("variance", "mean"))]
+    lines = [
+        [name, *(f"{rows[m][key]:.3f}" for m in ("dvi", "cvbp", "vbp") for key in ("var_ratio", "mean_error"))]
+        for name, rows in networks.items()
+    ]
+    return markdown([head, *lines])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.networks", description=__doc__.split("\n")[0])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--draws", type=int, default=20_000)
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=cells.RESULTS / "accuracy")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    path = options.out / "networks.json"
+    configuration = {"draws": options.draws, "epochs": options.epochs, "networks": options.networks}
+    if not cells.finished(path, configuration):
+        cells.write(
+            path, configuration, networks={name: measure(*trained(name, options.epochs), options.draws) for name in options.networks}
+        )
+    print(table(json.loads(path.read_text())["networks"]))
+
+
+if __name__ == "__main__":
+    main()
