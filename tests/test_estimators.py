@@ -106,7 +106,7 @@ def test_classification_gives_probabilities_and_their_uncertainty(classifier: Ba
 
 @pytest.mark.parametrize(
     "method",
-    ["vbp", "dvi", "local_reparam", "deterministic", "pbp", vp.vbp(slope=50.0)],
+    ["cvbp", "vbp", "dvi", "local_reparam", "deterministic", "pbp", vp.vbp(slope=50.0)],
     ids=lambda method: getattr(method, "name", method),
 )
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -189,7 +189,7 @@ def test_partial_fit_learns_from_a_stream(classifier: BayesianMLPClassifier) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "mcmc"}, "method must be one of vbp, dvi"),
+        ({"method": "mcmc"}, "method must be one of cvbp, vbp, dvi"),
         ({"epochs": 0}, "epochs must be a positive whole number, got 0"),
         ({"lr": -1.0}, "lr must be a positive number"),
         ({"batch_size": 2.5}, "batch_size must be a positive whole number"),

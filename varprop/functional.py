@@ -67,9 +67,8 @@ def affine(op: Op, x: Activation, weight: Weight, bias: Activation | None = None
         parts.append(op(second_moment_of(x), weight.var.inputs) * weight.var.outputs)
     if isinstance(bias, Gaussian):
         parts.append(per_channel(bias.var, w).expand_as(mean))
-    if torch.is_autocast_enabled(mean.device.type):
-        # The products may be of reduced precision; what is done to their sum, tails above all, is not.
-        parts = [part.float() for part in parts]
+    # Under autocast the products are of reduced precision; what is done to their sum, tails above all, is not.
+    parts = [part.to(w.dtype) for part in parts]
     return Gaussian.of(mean, sum(parts[1:], parts[0])) if parts else mean
 
 
