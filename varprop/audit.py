@@ -83,7 +83,7 @@ class Audit:
         apart = f"own moments and {judge} are {abs(self.gap):.3f} nats a data point apart (tolerance {self.tolerance:g})"
         if self.consistent:
             return f"Consistent: {apart}."
-        return f"NOT consistent: {apart}. Neither draw weights from this posterior nor prune by it; train with vp.CVBP or vp.DVI instead."
+        return f"NOT consistent: {apart}. Neither draw weights from this posterior nor prune by it; train with vp.DVI."
 
     def __str__(self) -> str:
         shown = {"own moments": self.own, "exact moments": self.exact, "drawn networks": self.sampled}

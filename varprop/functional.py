@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .gaussian import Activation, Gaussian, mean_of, second_moment_of
@@ -231,6 +232,9 @@ def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
     >>> rectify(Gaussian(torch.tensor(0.0), torch.tensor(1.0)))
     Gaussian(mean=tensor(0.3989), var=tensor(0.3408))
     """
+    if pieces is RELU:
+        tail_mean, deviation, *_ = _Relu.apply(x.mean, x.var)  # type: ignore[no-untyped-call]
+        return Gaussian.of(F.relu(x.mean) + tail_mean, F.relu(deviation - tail_mean.square()))
     mean, here = pieces(x.mean), pieces.slope(x.mean)
     var = here.square() * x.var
     tails = [(knot, bend, tail(x, knot)) for knot, bend in pieces.bends]
@@ -258,44 +262,48 @@ def anchored(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
     Gaussian(mean=tensor(0.), var=tensor(0.0753))
     """
     if pieces is RELU:
-        mean, var, *_ = _AnchoredRelu.apply(x.mean, x.var)  # type: ignore[no-untyped-call]
-        return Gaussian.of(mean, var)
+        _, deviation, *_ = _Relu.apply(x.mean, x.var)  # type: ignore[no-untyped-call]
+        return Gaussian.of(F.relu(x.mean), deviation)
     return anchor(pieces(x.mean), rectify(x, pieces))
 
 
-class _AnchoredRelu(torch.autograd.Function):
-    """Eq. 48 for ReLU in as few passes over memory as it takes, because it decides what a training step of CVBP costs.
+class _Relu(torch.autograd.Function):
+    """Moments of ReLU in as few passes over memory as it takes, because they decide what a training step of CVBP and DVI costs.
 
-    With k = |m|/s, P = Φ(-k), U = Φ(m/s), e = φ(k)/s and h the step of m:  Var = v (U + k² P) - v |m| e,
+    With k = |m|/s, P = Φ(-k), U = Φ(m/s), e = φ(k)/s and h the step of m:
 
-        dVar/dm = 2 (m P + (1-h) v e),    dVar/dv = U - h m e
+        E[r] = s (φ - k P),    E[(relu(x) - relu(m))²] = v (U + k² P - k φ)
 
-    The step is a product, not a choice: torch.where takes longer than the error function.
+    Outputs are these two and what their derivatives need. A step is a product, not a choice: torch.where takes longer than erfc.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def forward(m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         per_std = v.clamp(min=torch.finfo(v.dtype).tiny).rsqrt()
         k = (m.abs() * per_std).clamp(max=30.0)
         density = torch.exp(-0.5 * k.square()) * (1 / math.sqrt(2 * math.pi))
         below = 0.5 * torch.erfc(k * math.sqrt(0.5))
         step = F.relu(m.sign())
         above = torch.addcmul(below, step, 1 - 2 * below)
-        var = v * F.relu(torch.addcmul(above, k, k * below - density))
-        return F.relu(m), var, below, above, density * per_std, step
+        gap = density - k * below
+        deviation = v * F.relu(torch.addcmul(above, k, gap, value=-1))
+        e = density * per_std * v.sign()  # no derivative where nothing is random
+        return v.sqrt() * F.relu(gap), deviation, below, above, e, step
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs, output[0], *output[2:])
+        ctx.save_for_backward(*inputs, *output[2:])
         ctx.mark_non_differentiable(*output[2:])
 
     @staticmethod
-    def backward(ctx: Any, to_mean: Tensor, to_var: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        m, v, mean, below, above, e, step = ctx.saved_tensors
-        to_m = torch.addcmul(to_mean * step, to_var, torch.addcmul(m * below, v * e, 1 - step), value=2)
-        return to_m, to_var * torch.addcmul(above, mean, e, value=-1)
+    @once_differentiable
+    def backward(ctx: Any, to_tail: Tensor, to_deviation: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        """d/dm: U - h and 2 (m P + (1-h) v e);  d/dv: e/2 and U - h m e."""
+        m, v, below, above, e, step = ctx.saved_tensors
+        to_m = to_tail * (above - step) + 2 * to_deviation * torch.addcmul(m * below, v * e, 1 - step)
+        return to_m, 0.5 * to_tail * e + to_deviation * torch.addcmul(above, F.relu(m), e, value=-1)
 
 
 def anchor(mean: Tensor, x: Gaussian) -> Gaussian:
