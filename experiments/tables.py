@@ -114,9 +114,17 @@ def markdown(lines: Iterable[list[str]]) -> str:
 
 
 def main() -> None:
+    from . import consistency, networks  # which import this module
+
     here = Path(__file__).parent
-    notes = {name: (here / "notes" / f"{name}.md").read_text().strip() for name in ("table1", "calibrate")}
-    (here / "RESULTS.md").write_text(f"{notes['table1']}\n\n{table1()}\n\n{notes['calibrate']}\n\n{calibration()}\n")
+    sections = {
+        "table1": table1(),
+        "consistency": consistency.tables(),
+        "networks": networks.table(json.loads((cells.RESULTS / "accuracy" / "networks.json").read_text())["networks"]),
+        "calibrate": calibration(),
+    }
+    parts = [f"{(here / 'notes' / f'{name}.md').read_text().strip()}\n\n{tables}" for name, tables in sections.items()]
+    (here / "RESULTS.md").write_text("\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":
