@@ -74,7 +74,7 @@ def calibration(folder: Path = cells.RESULTS / "calibrate") -> str:
                 for score, digits in (("accuracy", 4), ("log_likelihood", 4), ("ece", 4), ("brier", 4))
             ]
             lines.append([place.name, row, *shown, f"{values['seconds'].mean():.1f}"])
-    return markdown(["set", "", "accuracy", "log-likelihood", "ECE", "Brier score", "seconds"], iter(lines))
+    return markdown([["set", "", "accuracy", "log-likelihood", "ECE", "Brier score", "seconds"], *lines])
 
 
 def _cells(folder: Path) -> Cells:
