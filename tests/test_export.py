@@ -125,7 +125,7 @@ def test_a_residual_network_with_its_own_forward(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = ResNet(width=2, depths=(1, 1), classes=3)
     net(torch.randn(8, 3, 16, 16))  # the statistics of batch normalisation move away from zero and one
-    elbo = objective(net.eval(), vp.CVBP, vp.likelihoods.Categorical())
+    elbo = objective(net.eval(), vp.VBP, vp.likelihoods.Categorical("delta"))
     check(elbo, torch.randn(3, 3, 16, 16), vp.predictive.ClassPredictive, tmp_path / "model.onnx")
 
 
