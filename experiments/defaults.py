@@ -1,136 +1,235 @@
-"""How the defaults of the estimators were chosen: one choice at a time, on parts of the training splits of small sets.
+"""How the defaults of the estimators were chosen: one choice at a time, on parts of training sets.
 
     python -m experiments.defaults
 
-Each training split of a set (the first four) is split again, 80 % to train and 20 % to score; no test split is read. A row is the base
-recipe with one thing changed. Finished cells are kept in `results/defaults.json` and not computed again.
+The training part of a split is split again, 80 % to train and 20 % to score; no test split is read. A row is the base recipe with one
+thing changed. Beside the scores stands the gap of `vp.audit`: the log-likelihood that a method claims beyond what its posterior has.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass, replace
-from statistics import mean
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_diabetes
-from torch import nn
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
+from torch import Tensor, nn
 
 import varprop as vp
-from varprop.metrics import coverage, log_likelihood, rmse
+from varprop.metrics import coverage, ece, log_likelihood, rmse
 
 from . import cells, data
+from .tables import markdown, standard_error
 
-SETS = ("boston", "concrete", "energy", "wine-red", "yacht", "diabetes")
-SPLITS = (0, 1, 2, 3)
-PATH = cells.RESULTS / "defaults.json"
+BUNDLED: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
+    "diabetes": load_diabetes,
+    "breast cancer": load_breast_cancer,
+    "digits": load_digits,
+    "iris": load_iris,
+    "wine": load_wine,
+}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    method: str = "vbp"
+    """What the estimators do; the values are their defaults."""
+
+    method: str = "cvbp"
     kl_z_weight: float = 0.1
-    prior: vp.priors.Prior = vp.priors.Normal(10.0)  # noqa: RUF009  frozen
+    prior: float = 1.0
+    """Precision of the normal prior; zero for empirical Bayes."""
+    hidden: int = 50
     logvar: float = -9.0
     init: str = "he"
     lr: float = 0.01
-    batch: int = 32
-    steps: int = 4000
+    batch: int = 0
+    """Zero for a hundredth of the rows within 32 and 256."""
+    epochs: int = 120
+    steps: tuple[int, int] = (4000, 20_000)
+    """Bounds between which the epochs are kept."""
     schedule: str = "cosine"
     warmup: float = 0.0
     """Share of the epochs over which the divergence is phased in."""
     members: int = 1
 
+    def batch_size(self, n: int) -> int:
+        return self.batch or int(np.clip(n // 100, 32, 256))
+
+    def passes(self, n: int) -> int:
+        steps = -(-n // self.batch_size(n))
+        return round(float(np.clip(self.epochs * steps, *self.steps)) / steps)
+
 
 BASE = Recipe()
-ROWS = {
-    "base": BASE,
-    "no gates' divergence": replace(BASE, kl_z_weight=0.0),
-    "gates' divergence x 1": replace(BASE, kl_z_weight=1.0),
+METHODS = {
+    "vbp": replace(BASE, method="vbp", kl_z_weight=0.0),
+    "vbp, gates x 0.1": replace(BASE, method="vbp"),
+    "vbp, gates x 1": replace(BASE, method="vbp", kl_z_weight=1.0),
     "dvi": replace(BASE, method="dvi", kl_z_weight=0.0),
-    "prior precision 1": replace(BASE, prior=vp.priors.Normal(1.0)),
-    "prior precision 1, 2000 steps": replace(BASE, prior=vp.priors.Normal(1.0), steps=2000),
-    "the same, rate 0.02": replace(BASE, prior=vp.priors.Normal(1.0), steps=2000, lr=0.02),
-    "the same, rate 0.03": replace(BASE, prior=vp.priors.Normal(1.0), steps=2000, lr=0.03),
-    "prior empirical Bayes": replace(BASE, prior=vp.priors.EmpiricalBayes()),
-    "logvar -5": replace(BASE, logvar=-5.0),
+    "cvbp": replace(BASE, kl_z_weight=0.0),
+    "cvbp, gates x 0.03": replace(BASE, kl_z_weight=0.03),
+    "cvbp, gates x 0.3": replace(BASE, kl_z_weight=0.3),
+    "cvbp, gates x 1": replace(BASE, kl_z_weight=1.0),
+}
+PRIORS = {
+    "prior precision 0.1": replace(BASE, prior=0.1),
+    "prior precision 10": replace(BASE, prior=10.0),
+    "prior precision 100": replace(BASE, prior=100.0),
+}
+TRAINING = {
+    "empirical Bayes": replace(BASE, prior=0.0),
+    "100 hidden units": replace(BASE, hidden=100),
+    "log-variance -5 at the start": replace(BASE, logvar=-5.0),
     "torch's initialisation": replace(BASE, init="torch"),
     "constant rate": replace(BASE, schedule="constant"),
     "rate 0.003": replace(BASE, lr=0.003),
     "rate 0.03": replace(BASE, lr=0.03),
     "warm-up over a quarter": replace(BASE, warmup=0.25),
-    "batch 128": replace(BASE, batch=128),
-    "2000 steps": replace(BASE, steps=2000),
-    "8000 steps": replace(BASE, steps=8000),
+    "batches of 128": replace(BASE, batch=128),
+    "2,000 steps": replace(BASE, steps=(2000, 2000)),
+    "8,000 steps": replace(BASE, steps=(8000, 8000)),
     "five members": replace(BASE, members=5),
+}
+LENGTHS = {f"{n} epochs": replace(BASE, epochs=n, steps=(4000, 10**9)) for n in (30, 60, 240)}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Rows to compare on some sets, each split in several ways."""
+
+    title: str
+    sets: Sequence[str]
+    splits: int
+    rows: dict[str, Recipe]
+
+
+STUDIES = {
+    "regression": Study(
+        "Regression, small sets",
+        ("boston", "concrete", "energy", "wine-red", "yacht", "diabetes"),
+        8,
+        {"base": BASE, **METHODS, **PRIORS, **TRAINING},
+    ),
+    "classes": Study("Classification", ("breast cancer", "digits", "iris", "wine"), 5, {"base": BASE, **METHODS, **PRIORS, **TRAINING}),
+    "large": Study("Regression, large sets", ("kin8nm", "power", "naval", "protein"), 2, {"base": BASE, **LENGTHS, "dvi": METHODS["dvi"]}),
 }
 
 
-def inner(name: str) -> data.Splits:
-    """Training parts of the published splits, split again; of diabetes, which has none, nine tenths in four random orders."""
-    if name != "diabetes":
-        return data.regression(name, SPLITS).inner()
-    x, y = load_diabetes(return_X_y=True)
-    orders = [np.random.RandomState(k).permutation(len(y))[: round(0.9 * len(y))] for k in SPLITS]
-    part = np.stack([np.c_[x, y][order] for order in orders])
-    part = torch.tensor((part - part.mean(1, keepdims=True)) / part.std(1, keepdims=True), dtype=torch.float32)
-    return data.Splits(name, part[..., :-1], part[..., -1:], part, part, torch.ones(len(SPLITS)), SPLITS).inner()
+def inner(name: str, splits: int) -> data.Splits:
+    """Training parts of the published splits, split again; of a set that has none, nine tenths in random orders."""
+    numbers = tuple(range(splits))
+    if name not in BUNDLED:
+        return data.regression(name, numbers).inner()
+    x, y = BUNDLED[name](return_X_y=True)
+    orders = np.stack([np.random.RandomState(k).permutation(len(y))[: round(0.9 * len(y))] for k in numbers])
+    inputs, target = _standardised(x[orders]), torch.tensor(y[orders])
+    target = _standardised(y[orders, None]) if name == "diabetes" else target
+    return data.Splits(name, inputs, target, inputs, target, torch.ones(splits), numbers).inner()
 
 
-def score(recipe: Recipe, splits: data.Splits) -> dict[str, float]:
-    """Error and log-likelihood in units of the target's standard deviation, and coverage of 90 % intervals, averaged over the splits."""
+def _standardised(a: np.ndarray) -> Tensor:
+    scale = a.std(1, keepdims=True)
+    return torch.tensor((a - a.mean(1, keepdims=True)) / np.where(scale > 0, scale, 1), dtype=torch.float32)
+
+
+def objective(recipe: Recipe, features: int, outputs: int, n: int) -> vp.ELBO:
+    net = nn.Sequential(nn.Linear(features, recipe.hidden), nn.ReLU(), nn.Linear(recipe.hidden, outputs))
+    vp.variational(net, recipe.logvar, init="he" if recipe.init == "he" else None)
+    likelihood = vp.likelihoods.Normal() if outputs == 1 else vp.likelihoods.Categorical()
+    prior = vp.priors.Normal(recipe.prior) if recipe.prior else vp.priors.EmpiricalBayes()
+    return vp.ELBO(net, vp.METHODS[recipe.method], likelihood, prior, n_data=n, kl_z_weight=recipe.kl_z_weight)
+
+
+def score(recipe: Recipe, splits: data.Splits) -> dict[str, list[float]]:
+    """By split: error (in standard deviations of the target, or the share of wrong classes), log-likelihood, calibration and gap.
+
+    Calibration is the share of targets in the 90 % interval, or the expected calibration error of classes.
+    """
     m, (n, features) = recipe.members, splits.x.shape[1:]
+    outputs = 1 if splits.y.is_floating_point() else int(splits.y.max()) + 1
     objectives = []
-    for seed in range(len(SPLITS) * m):
+    for seed in range(len(splits.x) * m):
         torch.manual_seed(seed)
-        net = nn.Sequential(nn.Linear(features, 50), nn.ReLU(), nn.Linear(50, 1))
-        vp.variational(net, recipe.logvar, init="he" if recipe.init == "he" else None)
-        likelihood = vp.likelihoods.Normal()
-        objectives.append(vp.ELBO(net, vp.METHODS[recipe.method], likelihood, recipe.prior, n_data=n, kl_z_weight=recipe.kl_z_weight))
-    epochs = round(recipe.steps / -(-n // recipe.batch))
+        objectives.append(objective(recipe, features, outputs, n))
+    epochs = recipe.passes(n)
     vp.replicas.fit(
         objectives,
         splits.x.repeat_interleave(m, 0),
         splits.y.repeat_interleave(m, 0),
         epochs=epochs,
         lr=recipe.lr,
-        batch_size=recipe.batch,
-        schedule=recipe.schedule,
+        batch_size=recipe.batch_size(n),
+        schedule="cosine" if recipe.schedule == "cosine" else "constant",
         warmup=round(recipe.warmup * epochs),
     )
-    scores = []
+    scores: dict[str, list[float]] = {"error": [], "log_likelihood": [], "calibration": [], "gap": []}
     for k, (x, y) in enumerate(zip(splits.x_test, splits.y_test, strict=True)):
-        p = vp.predictive.mixture([member.predict(x) for member in objectives[k * m : (k + 1) * m]])
-        scores.append([float(rmse(p, y)), float(log_likelihood(p, y)), float(coverage(p, y))])
-    return dict(zip(("rmse", "log_likelihood", "coverage"), np.mean(scores, 0).tolist(), strict=True))
+        members = objectives[k * m : (k + 1) * m]
+        p = vp.predictive.mixture([member.predict(x) for member in members])
+        if outputs == 1:
+            error, calibration = rmse(p, y), coverage(p, y)
+        else:
+            error, calibration = (p.probs.argmax(1) != y).double().mean(), ece(p, y)
+        values = error, log_likelihood(p, y), calibration, vp.audit(members[0], x, y).gap
+        for name, value in zip(scores, values, strict=True):
+            scores[name].append(float(value))
+    return scores
 
 
-def finished() -> dict[str, dict[str, dict[str, float]]]:
-    return json.loads(PATH.read_text())["rows"] if PATH.exists() else {}
+def tables(folder: Path = cells.RESULTS / "defaults") -> str:
+    return "\n\n".join(f"### {study.title}\n\n{table(study, folder / name)}" for name, study in STUDIES.items())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
-    options = parser.parse_args()
-    for row in options.rows:
-        for name in options.sets:
-            if name not in finished().get(row, {}):
-                scores = score(ROWS[row], inner(name))
-                results = finished()  # read again, because another process may have added to it
-                results.setdefault(row, {})[name] = scores
-                cells.write(PATH, {name: repr(recipe) for name, recipe in ROWS.items()}, rows=results)
-    results = finished()
-    print(f"{'':30}" + "".join(f"{name:>22}" for name in (*SETS, "mean")))
-    for row in ROWS:
-        scores = results.get(row, {})
-        if scores.keys() >= set(SETS):
-            columns = [scores[name] for name in SETS]
-            columns.append({key: mean(c[key] for c in columns) for key in columns[0]})
-            print(f"{row:30}" + "".join(f"{c['rmse']:8.3f}{c['log_likelihood']:8.3f}{c['coverage']:6.2f}" for c in columns))
+def table(study: Study, folder: Path) -> str:
+    """Log-likelihood against the base's, in pairs of splits, with the error beside it; the worst gap and the mean calibration."""
+    found = {row: {name: json.loads(path.read_text())["scores"] for name in study.sets if (path := _path(folder, name, row)).exists()}
+             for row in study.rows}  # fmt: skip
+    base = found["base"]
+    lines = []
+    for row, sets in found.items():
+        shown = []
+        for name in study.sets:
+            if name not in sets or name not in base:
+                shown.append("")
+                continue
+            fit, error = np.array(sets[name]["log_likelihood"]), np.mean(sets[name]["error"])
+            difference = fit - np.array(base[name]["log_likelihood"])
+            by = f"{fit.mean():.3f}" if row == "base" else f"{difference.mean():+.3f} ± {standard_error(difference):.3f}"
+            shown.append(f"{by} ({error:.3f})")
+        if sets:
+            gap = max(abs(np.mean(scores["gap"])) for scores in sets.values())
+            calibration = np.mean([np.mean(scores["calibration"]) for scores in sets.values()])
+            lines.append([row, *shown, f"{calibration:.3f}", f"{gap:.3f}"])
+    return markdown([["", *study.sets, "ECE" if study is STUDIES["classes"] else "coverage", "largest gap"], *lines])
+
+
+def _path(folder: Path, name: str, row: str) -> Path:
+    return folder / name.replace(" ", "-") / f"{row.replace(',', '').replace(' ', '-')}.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.defaults", description=__doc__.splitlines()[0])
+    parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=list(STUDIES))
+    parser.add_argument("--sets", nargs="+")
+    parser.add_argument("--rows", nargs="+")
+    parser.add_argument("--out", type=Path, default=cells.RESULTS / "defaults")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    for study_name in options.studies:
+        study = STUDIES[study_name]
+        for row, recipe in study.rows.items():
+            for name in study.sets:
+                if (options.rows and row not in options.rows) or (options.sets and name not in options.sets):
+                    continue
+                path, configuration = _path(options.out / study_name, name, row), asdict(recipe) | {"splits": study.splits}
+                configuration["steps"] = list(recipe.steps)
+                if not cells.finished(path, configuration):
+                    cells.write(path, configuration, scores=score(recipe, inner(name, study.splits)))
+        print(f"{study.title}\n{table(study, options.out / study_name)}\n")
 
 
 if __name__ == "__main__":
