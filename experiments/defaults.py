@@ -38,10 +38,9 @@ BUNDLED: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
 class Recipe:
     """What the estimators do; the values are their defaults."""
 
-    method: str = "cvbp"
-    kl_z_weight: float = 0.1
-    prior: float = 1.0
-    """Precision of the normal prior; zero for empirical Bayes."""
+    method: str = "dvi"
+    kl_z_weight: float = 0.0
+    prior: str = "FanIn(gain=4.0)"
     hidden: int = 50
     logvar: float = -9.0
     init: str = "he"
@@ -64,24 +63,28 @@ class Recipe:
         return round(float(np.clip(self.epochs * steps, *self.steps)) / steps)
 
 
-BASE = Recipe()
-METHODS = {
-    "vbp": replace(BASE, method="vbp", kl_z_weight=0.0),
-    "vbp, gates x 0.1": replace(BASE, method="vbp"),
-    "vbp, gates x 1": replace(BASE, method="vbp", kl_z_weight=1.0),
-    "dvi": replace(BASE, method="dvi", kl_z_weight=0.0),
-    "cvbp": replace(BASE, kl_z_weight=0.0),
-    "cvbp, gates x 0.03": replace(BASE, kl_z_weight=0.03),
-    "cvbp, gates x 0.3": replace(BASE, kl_z_weight=0.3),
-    "cvbp, gates x 1": replace(BASE, kl_z_weight=1.0),
+PRIOR = {
+    repr(prior): prior
+    for prior in (*map(vp.priors.FanIn, (1.0, 2.0, 4.0, 10.0)), *map(vp.priors.Normal, (1.0, 10.0)), vp.priors.EmpiricalBayes())
 }
+BASE = Recipe()
 PRIORS = {
-    "prior precision 0.1": replace(BASE, prior=0.1),
-    "prior precision 10": replace(BASE, prior=10.0),
-    "prior precision 100": replace(BASE, prior=100.0),
+    "gain 1": replace(BASE, prior="FanIn(gain=1.0)"),
+    "gain 2": replace(BASE, prior="FanIn(gain=2.0)"),
+    "gain 10": replace(BASE, prior="FanIn(gain=10.0)"),
+    "precision 1": replace(BASE, prior="Normal(precision=1.0)"),
+    "precision 10": replace(BASE, prior="Normal(precision=10.0)"),
+    "empirical Bayes": replace(BASE, prior="EmpiricalBayes(hyperprior=None)"),
+}
+METHODS = {
+    "vbp": replace(BASE, method="vbp"),
+    "vbp, gates x 0.1": replace(BASE, method="vbp", kl_z_weight=0.1),
+    "vbp, gates x 1": replace(BASE, method="vbp", kl_z_weight=1.0),
+    "cvbp": replace(BASE, method="cvbp"),
+    "cvbp, gates x 0.1": replace(BASE, method="cvbp", kl_z_weight=0.1),
+    "cvbp, gates x 0.1, precision 1": replace(BASE, method="cvbp", kl_z_weight=0.1, prior="Normal(precision=1.0)"),
 }
 TRAINING = {
-    "empirical Bayes": replace(BASE, prior=0.0),
     "100 hidden units": replace(BASE, hidden=100),
     "log-variance -5 at the start": replace(BASE, logvar=-5.0),
     "torch's initialisation": replace(BASE, init="torch"),
@@ -111,11 +114,11 @@ STUDIES = {
     "regression": Study(
         "Regression, small sets",
         ("boston", "concrete", "energy", "wine-red", "yacht", "diabetes"),
-        8,
-        {"base": BASE, **METHODS, **PRIORS, **TRAINING},
+        5,
+        {"base": BASE, **PRIORS, **METHODS, **TRAINING},
     ),
-    "classes": Study("Classification", ("breast cancer", "digits", "iris", "wine"), 5, {"base": BASE, **METHODS, **PRIORS, **TRAINING}),
-    "large": Study("Regression, large sets", ("kin8nm", "power", "naval", "protein"), 2, {"base": BASE, **LENGTHS, "dvi": METHODS["dvi"]}),
+    "classes": Study("Classification", ("breast cancer", "digits", "iris", "wine"), 5, {"base": BASE, **PRIORS, **METHODS, **TRAINING}),
+    "large": Study("Regression, large sets", ("kin8nm", "power", "naval", "protein"), 2, {"base": BASE, **LENGTHS}),
 }
 
 
@@ -140,8 +143,7 @@ def objective(recipe: Recipe, features: int, outputs: int, n: int) -> vp.ELBO:
     net = nn.Sequential(nn.Linear(features, recipe.hidden), nn.ReLU(), nn.Linear(recipe.hidden, outputs))
     vp.variational(net, recipe.logvar, init="he" if recipe.init == "he" else None)
     likelihood = vp.likelihoods.Normal() if outputs == 1 else vp.likelihoods.Categorical()
-    prior = vp.priors.Normal(recipe.prior) if recipe.prior else vp.priors.EmpiricalBayes()
-    return vp.ELBO(net, vp.METHODS[recipe.method], likelihood, prior, n_data=n, kl_z_weight=recipe.kl_z_weight)
+    return vp.ELBO(net, vp.METHODS[recipe.method], likelihood, PRIOR[recipe.prior], n_data=n, kl_z_weight=recipe.kl_z_weight)
 
 
 def score(recipe: Recipe, splits: data.Splits) -> dict[str, list[float]]:

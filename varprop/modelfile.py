@@ -48,7 +48,7 @@ LAYERS = _by_name(
     )
 )
 """The layers that a file may name. Nothing else in a file is ever looked up or called."""
-PRIORS = _by_name((priors.Normal, priors.Centred, priors.LogUniform, priors.EmpiricalBayes, priors.Horseshoe))
+PRIORS = _by_name((priors.Normal, priors.FanIn, priors.Centred, priors.LogUniform, priors.EmpiricalBayes, priors.Horseshoe))
 LIKELIHOODS = _by_name(
     (likelihoods.Normal, likelihoods.HeteroscedasticNormal, likelihoods.Categorical, likelihoods.Bernoulli, likelihoods.MultiLabel)
 )

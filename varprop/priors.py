@@ -40,6 +40,27 @@ class Normal(Prior):
 
 
 @dataclass(frozen=True)
+class FanIn(Prior):
+    """w ~ N(0, gain/n) for weights into units of n inputs, N(0, gain) for biases (Eq. 14).
+
+    Whatever the width of its layers, such a network's output is of the size of its inputs, and a unit that is of no use costs nothing.
+
+    >>> from varprop.posterior import Posterior
+    >>> FanIn(gain=2.0).kl(Posterior(torch.zeros(3, 8), torch.full((3, 8), 0.25).log()))
+    tensor(0.)
+    """
+
+    gain: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_positive("FanIn", gain=self.gain)
+
+    def kl(self, q: Posterior) -> Tensor:
+        inputs = q.mean[0].numel() if q.mean.dim() > 1 else 1
+        return normal_kl(q, self.gain / inputs)
+
+
+@dataclass(frozen=True)
 class Centred(Prior):
     """w ~ N(w₀, 1/precision), where w₀ is what `centred(net)` kept, a pretrained network's weights (after Krishnan et al. 2020; Eq. 45).
 
