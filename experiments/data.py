@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -55,13 +56,25 @@ def regression(name: str, numbers: tuple[int, ...] | None = None) -> Splits:
     """The given splits, by default all, of a UCI set."""
     x, y, train, test = uci(name)
     numbers = tuple(range(len(train))) if numbers is None else numbers
+    return _standardised(name, x, y, [(train[k], test[k]) for k in numbers], numbers)
+
+
+def gaps(name: str) -> Splits:
+    """For each feature of a UCI set, the rows of its middle third as the test part: a gap in the training data (Foong et al. 2019)."""
+    x, y, *_ = uci(name)
+    orders = x.argsort(0, kind="stable").T
+    first, last = len(y) // 3, 2 * len(y) // 3
+    return _standardised(name, x, y, [(np.delete(order, slice(first, last)), order[first:last]) for order in orders], range(len(orders)))
+
+
+def _standardised(name: str, x: np.ndarray, y: np.ndarray, rows: list[tuple[np.ndarray, np.ndarray]], numbers: Iterable[int]) -> Splits:
     parts = []
-    for k in numbers:
-        x_mean, x_std = x[train[k]].mean(0), x[train[k]].std(0)
-        y_mean, y_std = y[train[k]].mean(), y[train[k]].std()
+    for train, test in rows:
+        x_mean, x_std = x[train].mean(0), x[train].std(0)
+        y_mean, y_std = y[train].mean(), y[train].std()
         z, t = (x - x_mean) / np.where(x_std > 0, x_std, 1), ((y - y_mean) / y_std)[:, None]
-        parts.append((z[train[k]], t[train[k]], z[test[k]], t[test[k]], np.asarray(y_std)))
-    return Splits(name, *(torch.tensor(np.stack(part), dtype=torch.float32) for part in zip(*parts, strict=True)), numbers)
+        parts.append((z[train], t[train], z[test], t[test], np.asarray(y_std)))
+    return Splits(name, *(torch.tensor(np.stack(part), dtype=torch.float32) for part in zip(*parts, strict=True)), tuple(numbers))
 
 
 def uci(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -60,7 +60,7 @@ class Recipe:
 
     def passes(self, n: int) -> int:
         steps = -(-n // self.batch_size(n))
-        return round(float(np.clip(self.epochs * steps, *self.steps)) / steps)
+        return max(1, round(float(np.clip(self.epochs * steps, *self.steps)) / steps))
 
 
 PRIOR = {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from experiments import accuracy, calibrate, cells, consistency, data, networks, table1, tables
+from experiments import accuracy, calibrate, cells, consistency, data, defaults, networks, table1, tables
 
 needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
 
@@ -202,3 +203,16 @@ def test_the_accuracy_of_trained_networks_from_end_to_end(tmp_path: Path, capsys
     row = json.loads((tmp_path / "networks.json").read_text())["networks"]["lenet"]
     assert all(0.7 < row[method]["var_ratio"] < 1.2 for method in ("dvi", "cvbp", "vbp"))
     assert "| lenet | " in capsys.readouterr().out
+
+
+def test_defaults_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = replace(defaults.BASE, hidden=5, epochs=1, steps=(1, 3))
+    rows = {"base": quick, "five members": replace(quick, members=5)}
+    studies = {"regression": defaults.Study("Numbers", ("diabetes",), 2, rows), "classes": defaults.Study("Classes", ("iris",), 2, rows)}
+    monkeypatch.setattr(defaults, "STUDIES", studies)
+    defaults.main(["--out", str(tmp_path)])
+    cell = json.loads((tmp_path / "classes" / "iris" / "five-members.json").read_text())
+    assert {name: len(values) for name, values in cell["scores"].items()} == dict.fromkeys(
+        ("error", "log_likelihood", "calibration", "gap"), 2
+    )
+    assert "| five members | " in capsys.readouterr().out
