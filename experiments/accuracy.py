@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 
 import varprop as vp
 from varprop.gaussian import Gaussian, as_gaussian
-from varprop.methods.moments import MAX_POOLS, PIECEWISE, SMOOTH, piecewise
+from varprop.methods.moments import PIECEWISE, SMOOTH, piecewise
 
 from . import cells
 
@@ -91,7 +91,7 @@ class Output(nn.Module):
         return (x, x, x) if isinstance(self.inner, nn.MultiheadAttention) else (x,)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(*self.arguments(x))[0]  # type: ignore[no-any-return]
+        return self.inner(*self.arguments(x))[0]
 
 
 def output(method: vp.Method, module: Output, x: Any) -> Any:
@@ -174,8 +174,8 @@ def gated(layer: nn.Module, mean: Tensor) -> Callable[[Tensor], Tensor] | None:
     if isinstance(layer, tuple(PIECEWISE)):
         pieces = piecewise(layer)
         return lambda h: pieces(mean) + pieces.slope(mean) * (h - mean)
-    if isinstance(layer, tuple(MAX_POOLS)):
-        _, winners = nn.functional.max_pool2d_with_indices(mean, layer.kernel_size)
+    if isinstance(layer, nn.MaxPool2d):
+        _, winners = nn.MaxPool2d(layer.kernel_size, return_indices=True)(mean)
         return lambda h: h.flatten(-2).gather(-1, winners.flatten(-2).expand(len(h), *winners.shape[:-2], -1)).view(len(h), *winners.shape)
     return None
 

@@ -59,9 +59,10 @@ def regression(name: str, numbers: tuple[int, ...] | None = None) -> Splits:
     for k in numbers:
         x_mean, x_std = x[train[k]].mean(0), x[train[k]].std(0)
         y_mean, y_std = y[train[k]].mean(), y[train[k]].std()
-        z, t = (x - x_mean) / np.where(x_std > 0, x_std, 1), ((y - y_mean) / y_std)[:, None]
-        parts.append((z[train[k]], t[train[k]], z[test[k]], t[test[k]], np.asarray(y_std)))
-    return Splits(name, *(torch.tensor(np.stack(part), dtype=torch.float32) for part in zip(*parts, strict=True)), numbers)
+        features, target = (x - x_mean) / np.where(x_std > 0, x_std, 1), ((y - y_mean) / y_std)[:, None]
+        parts.append((features[train[k]], target[train[k]], features[test[k]], target[test[k]], np.asarray(y_std)))
+    z, t, z_test, t_test, scale = (torch.tensor(np.stack(part), dtype=torch.float32) for part in zip(*parts, strict=True))
+    return Splits(name, z, t, z_test, t_test, scale, numbers)
 
 
 def uci(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from sklearn.datasets import load_diabetes
@@ -36,7 +36,7 @@ def splits(name: str, n: int, inner: bool) -> Iterator[Split]:
     if name == "diabetes":
         x, y = load_diabetes(return_X_y=True)
         orders = [np.random.RandomState(k).permutation(len(y)) for k in range(n)]
-        parts = [np.split(order, [round(0.9 * len(y))]) for order in orders]
+        parts: list[Sequence[np.ndarray]] = [np.split(order, [round(0.9 * len(y))]) for order in orders]
     else:
         x, y, train, test = data.uci(name)
         parts = list(zip(train[:n], test[:n], strict=True))

@@ -84,7 +84,8 @@ def measure(problems: int, samples: int, seed: int) -> list[dict[str, Any]]:
             m = 2 * torch.randn(problems, classes, generator=generator, dtype=torch.float64)
             v = 2 * scale * torch.rand(problems, classes, generator=generator, dtype=torch.float64)
             p = truth(m, v, samples, generator)
-            for name, approximation in {**APPROXIMATIONS, "another truth": partial(truth, samples=samples, generator=generator)}.items():
+            again: Approximation = partial(truth, samples=samples, generator=generator)
+            for name, approximation in {**APPROXIMATIONS, "another truth": again}.items():
                 start = time.perf_counter()
                 q = approximation(m, v)
                 seconds = time.perf_counter() - start
