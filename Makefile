@@ -17,7 +17,7 @@ lint: $(VENV)/dev.done
 	$(BIN)/mypy
 
 check: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The wheel, alone in an empty environment.
 wheel: $(VENV)/dev.done

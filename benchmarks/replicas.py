@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -42,12 +42,12 @@ def timed(train: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - clock, time.process_time() - processor
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replicas", description=__doc__.split("\n")[0])
     parser.add_argument("--method", choices=("vbp", "dvi"), default="vbp")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--out", type=Path, default=RESULT)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     recipe = ROWS[options.method]
     assert isinstance(recipe, Recipe)
     splits, batch = data.regression("boston"), BATCH["boston"]

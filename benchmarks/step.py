@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -67,11 +68,11 @@ def measure(network: str, steps: int) -> dict[str, float]:
     return {name: median(values) for name, values in times.items()}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--out", type=Path, default=RESULT)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     results = {network: measure(network, options.steps) for network in NETWORKS}
     ratios = {network: {name: times[name] / times["vbp"] for name in times} for network, times in results.items()}

@@ -22,7 +22,8 @@ from torch.func import functional_call, vmap
 
 import varprop as vp
 from varprop.gaussian import Gaussian, as_gaussian
-from varprop.methods.moments import MAX_POOLS, PIECEWISE, SMOOTH, piecewise
+from varprop.methods.moments import PIECEWISE, SMOOTH, piecewise
+from varprop.posterior import draw
 
 from . import cells
 
@@ -91,7 +92,7 @@ class Output(nn.Module):
         return (x, x, x) if isinstance(self.inner, nn.MultiheadAttention) else (x,)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(*self.arguments(x))[0]  # type: ignore[no-any-return]
+        return self.inner(*self.arguments(x))[0]
 
 
 def output(method: vp.Method, module: Output, x: Any) -> Any:
@@ -145,22 +146,18 @@ def draws(front: nn.Module, layer: nn.Module, x: Tensor, n: int) -> Draws:
         yield runs(front, layer, x, min(CHUNK, n - start))
 
 
-def _weights(module: nn.Module, n: int) -> dict[str, Tensor]:
-    return {name: Gaussian.of(q.mean, q.var).sample((n,)).detach() for name, q in vp.posteriors(module)}
-
-
 def _mapped(front: nn.Module, layer: nn.Module, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
     def run(ours: dict[str, Tensor], theirs: dict[str, Tensor], _: Tensor) -> tuple[Tensor, Tensor]:
         hidden = functional_call(front, ours, (x,))
         return hidden, functional_call(layer, theirs, (hidden,))
 
-    out: tuple[Tensor, Tensor] = vmap(run, randomness="different")(_weights(front, n), _weights(layer, n), torch.zeros(n))
+    out: tuple[Tensor, Tensor] = vmap(run, randomness="different")(draw(front, n), draw(layer, n), torch.zeros(n))
     return out
 
 
 def _one_by_one(front: nn.Module, layer: nn.Module, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
     net = copy.deepcopy(nn.Sequential(front, layer))
-    weights, outputs = _weights(nn.Sequential(front, layer), n), []
+    weights, outputs = draw(nn.Sequential(front, layer), n), []
     for i in range(n):
         for name, value in weights.items():
             net.get_parameter(name).copy_(value[i])
@@ -174,8 +171,8 @@ def gated(layer: nn.Module, mean: Tensor) -> Callable[[Tensor], Tensor] | None:
     if isinstance(layer, tuple(PIECEWISE)):
         pieces = piecewise(layer)
         return lambda h: pieces(mean) + pieces.slope(mean) * (h - mean)
-    if isinstance(layer, tuple(MAX_POOLS)):
-        _, winners = nn.functional.max_pool2d_with_indices(mean, layer.kernel_size)
+    if isinstance(layer, nn.MaxPool2d):
+        _, winners = nn.MaxPool2d(layer.kernel_size, return_indices=True)(mean)
         return lambda h: h.flatten(-2).gather(-1, winners.flatten(-2).expand(len(h), *winners.shape[:-2], -1)).view(len(h), *winners.shape)
     return None
 

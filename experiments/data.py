@@ -72,9 +72,10 @@ def _standardised(name: str, x: np.ndarray, y: np.ndarray, rows: list[tuple[np.n
     for train, test in rows:
         x_mean, x_std = x[train].mean(0), x[train].std(0)
         y_mean, y_std = y[train].mean(), y[train].std()
-        z, t = (x - x_mean) / np.where(x_std > 0, x_std, 1), ((y - y_mean) / y_std)[:, None]
-        parts.append((z[train], t[train], z[test], t[test], np.asarray(y_std)))
-    return Splits(name, *(torch.tensor(np.stack(part), dtype=torch.float32) for part in zip(*parts, strict=True)), tuple(numbers))
+        features, target = (x - x_mean) / np.where(x_std > 0, x_std, 1), ((y - y_mean) / y_std)[:, None]
+        parts.append((features[train], target[train], features[test], target[test], np.asarray(y_std)))
+    z, t, z_test, t_test, scale = (torch.tensor(np.stack(part), dtype=torch.float32) for part in zip(*parts, strict=True))
+    return Splits(name, z, t, z_test, t_test, scale, tuple(numbers))
 
 
 def uci(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -13,7 +13,8 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from sklearn.datasets import load_diabetes
@@ -28,7 +29,6 @@ from . import cells, data
 
 SETS = dict.fromkeys(("boston", "concrete", "energy", "wine-red", "yacht", "diabetes"), 20)
 SETS |= dict.fromkeys(("kin8nm", "power", "naval", "protein"), 3)
-PATH = cells.RESULTS / "estimators.json"
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -36,7 +36,7 @@ def splits(name: str, n: int, inner: bool) -> Iterator[Split]:
     if name == "diabetes":
         x, y = load_diabetes(return_X_y=True)
         orders = [np.random.RandomState(k).permutation(len(y)) for k in range(n)]
-        parts = [np.split(order, [round(0.9 * len(y))]) for order in orders]
+        parts: list[Sequence[np.ndarray]] = [np.split(order, [round(0.9 * len(y))]) for order in orders]
     else:
         x, y, train, test = data.uci(name)
         parts = list(zip(train[:n], test[:n], strict=True))
@@ -68,13 +68,14 @@ def score(split: Split, seed: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--datasets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--splits", type=int)
     parser.add_argument("--inner", action="store_true")
-    options = parser.parse_args()
-    path = PATH.with_name("estimators-inner.json") if options.inner else PATH
+    parser.add_argument("--out", type=Path, default=cells.RESULTS, help="folder of the results")
+    options = parser.parse_args(arguments)
+    path = options.out / ("estimators-inner.json" if options.inner else "estimators.json")
 
     def finished() -> dict[str, list[dict[str, float]]]:
         return json.loads(path.read_text())["sets"] if path.exists() else {}

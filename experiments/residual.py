@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import operator
-import platform
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,10 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 import varprop as vp
+from varprop.posterior import draw
+
+from . import cells
+from .tables import markdown
 
 INDEPENDENT = {operator.add: lambda method, add, a, b: a + b}
 
@@ -63,8 +65,8 @@ def build(name: str, sign: float | None) -> tuple[Block, vp.Gaussian]:
 @torch.no_grad()
 def sampled(net: Block, x: vp.Gaussian, samples: int) -> Tensor:
     """The variance of the network's output over draws of its weights and its input."""
-    weights = {name: q.mean + torch.exp(q.logvar / 2) * torch.randn(samples, *q.mean.shape) for name, q in vp.posteriors(net)}
-    return vmap(lambda w, h: functional_call(net, w, (h,)), chunk_size=1_000)(weights, x.sample((samples,))).var(0)
+    run = vmap(lambda w, h: functional_call(net, w, (h,)), chunk_size=1_000)
+    return run(draw(net, samples), x.sample((samples,))).var(0)
 
 
 @torch.no_grad()
@@ -83,29 +85,21 @@ def measure(samples: int) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| block | inner path | method | independent | corrected |", "|---|---|---|---|---|"]
-    lines += [f"| {r['block']} | {r['inner']} | {r['method']} | {r['independent']:.2f} | {r['corrected']:.2f} |" for r in rows]
-    return "\n".join(lines)
+    lines = [[r["block"], r["inner"], r["method"], f"{r['independent']:.2f}", f"{r['corrected']:.2f}"] for r in rows]
+    return markdown([["block", "inner path", "method", "independent", "corrected"], *lines])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.residual", description=__doc__.split("\n")[0])
     parser.add_argument("--samples", type=int, default=20_000)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "residual.json")
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=cells.RESULTS / "residual.json")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    rows = measure(options.samples)
-    print(table(rows))
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
-    about = {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit,
-        "samples": options.samples,
-    }
-    options.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    configuration = {"samples": options.samples}
+    if not cells.finished(options.out, configuration):
+        cells.write(options.out, configuration, rows=measure(options.samples))
+    print(table(json.loads(options.out.read_text())["rows"]))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,9 @@ import torch
 from torch import Tensor
 
 import varprop as vp
+
+from . import cells
+from .tables import markdown
 
 SCALES = (0.05, 0.3, 1.0, 3.0, 10.0, 30.0)
 CLASSES = (3, 10)
@@ -84,7 +85,8 @@ def measure(problems: int, samples: int, seed: int) -> list[dict[str, Any]]:
             m = 2 * torch.randn(problems, classes, generator=generator, dtype=torch.float64)
             v = 2 * scale * torch.rand(problems, classes, generator=generator, dtype=torch.float64)
             p = truth(m, v, samples, generator)
-            for name, approximation in {**APPROXIMATIONS, "another truth": partial(truth, samples=samples, generator=generator)}.items():
+            again: Approximation = partial(truth, samples=samples, generator=generator)
+            for name, approximation in {**APPROXIMATIONS, "another truth": again}.items():
                 start = time.perf_counter()
                 q = approximation(m, v)
                 seconds = time.perf_counter() - start
@@ -94,22 +96,25 @@ def measure(problems: int, samples: int, seed: int) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]], classes: int, quantity: str) -> str:
     names = list(dict.fromkeys(row["approximation"] for row in rows))
-    lines = ["| variance | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = []
     for scale in SCALES:
         values = {row["approximation"]: row[quantity] for row in rows if row["classes"] == classes and row["scale"] == scale}
-        lines.append(f"| {scale:g} | " + " | ".join(f"{values[name]:.2g}" for name in names) + " |")
-    return "\n".join(lines)
+        lines.append([f"{scale:g}", *(f"{values[name]:.2g}" for name in names)])
+    return markdown([["variance", *names], *lines])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.softmax", description=__doc__.split("\n")[0])
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "softmax.json")
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=cells.RESULTS / "softmax.json")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = measure(options.problems, options.samples, options.seed)
+    configuration = {"problems": options.problems, "samples": options.samples, "seed": options.seed}
+    if not cells.finished(options.out, configuration):
+        cells.write(options.out, configuration, rows=measure(**configuration))
+    rows = json.loads(options.out.read_text())["rows"]
     for classes in CLASSES:
         for quantity, title in (
             ("kl", "mean KL(truth || approximation)"),
@@ -117,17 +122,6 @@ def main() -> None:
             ("max_error", "largest |error|"),
         ):
             print(f"\n{classes} classes, {title}\n\n{table(rows, classes, quantity)}")
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
-    about = {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit,
-        "problems": options.problems,
-        "samples": options.samples,
-        "seed": options.seed,
-    }
-    options.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from torch import nn
 
 import varprop as vp
 from varprop.metrics import coverage, crps, log_likelihood, rmse
-from varprop.predictive import NormalPredictive, Regression, mixture
+from varprop.predictive import NormalPredictive, Predictive, Regression, mixture
 
 from . import cells, data, tables
 
@@ -63,9 +63,10 @@ class Recipe:
     def objective(self, n: int, features: int, hidden: int, seed: int) -> vp.ELBO:
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1 if self.noise == "type-II" else 2))
-        for layer in (net[0], net[2]):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
+        for layer in net:
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
         if self.method is not vp.DETERMINISTIC:
             vp.variational(net, logvar=-9.0)
         likelihood = vp.likelihoods.Normal() if self.noise == "type-II" else vp.likelihoods.HeteroscedasticNormal()
@@ -105,11 +106,11 @@ def train(recipe: Recipe, splits: data.Splits, epochs: int | None, seed: int) ->
 @torch.no_grad()
 def take_over(member: vp.ELBO, settled: vp.ELBO) -> None:
     """Let a heteroscedastic network start from one with constant noise: its mean, and its noise for every input."""
-    state = settled.net.state_dict()
-    for name, value in member.net.state_dict().items():
-        value[: len(state[name])] = state[name]
-    member.net[2].weight[1] = 0  # type: ignore[index]
-    member.net[2].bias[1] = -settled.likelihood.precision.log()  # type: ignore[index]
+    ours, theirs = member.net.state_dict(), settled.net.state_dict()
+    for name, value in theirs.items():
+        ours[name][: len(value)] = value
+    ours["2.weight"][1] = 0
+    ours["2.bias"][1] = -settled.likelihood.state_dict()["precision"].log()
 
 
 @torch.no_grad()
@@ -118,7 +119,14 @@ def evaluate(members: Sequence[vp.ELBO], splits: data.Splits, k: int, seconds: f
     own = [elbo.predict(x, SAMPLES if method.samples else None) for elbo in members]
     # With one hidden layer the pre-activations are normal and independent, and DVI's moments are exact.
     exact = [] if method in (vp.DVI, vp.DETERMINISTIC) else [elbo.likelihood.predictive(vp.DVI(elbo.net, x)) for elbo in members]
-    return Result(*(scores(p[0] if len(p) == 1 else mixture(p), splits, k) if p else None for p in (own, exact)), seconds)
+    return Result(scores(together(own), splits, k), scores(together(exact), splits, k) if exact else None, seconds)
+
+
+def together(members: Sequence[Predictive]) -> Regression:
+    """What an ensemble predicts."""
+    p = members[0] if len(members) == 1 else mixture(members)
+    assert isinstance(p, Regression)
+    return p
 
 
 def scores(p: Regression, splits: data.Splits, k: int) -> Scores:

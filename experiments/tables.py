@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,13 @@ def markdown(lines: Iterable[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     from . import consistency, networks  # which import this module
 
     here = Path(__file__).parent
+    parser = argparse.ArgumentParser(prog="python -m experiments.tables", description=__doc__)
+    parser.add_argument("--out", type=Path, default=here / "RESULTS.md")
+    options = parser.parse_args(arguments)
     sections = {
         "table1": table1(),
         "consistency": consistency.tables(),
@@ -124,7 +128,7 @@ def main() -> None:
         "calibrate": calibration(),
     }
     parts = [f"{(here / 'notes' / f'{name}.md').read_text().strip()}\n\n{tables}" for name, tables in sections.items()]
-    (here / "RESULTS.md").write_text("\n\n".join(parts) + "\n")
+    options.out.write_text("\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":

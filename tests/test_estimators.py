@@ -31,7 +31,7 @@ def test_contract(estimator: Any, check: Any) -> None:
 
 @pytest.fixture(scope="module")
 def regressor() -> BayesianMLPRegressor:
-    return BayesianMLPRegressor(epochs=150, lr=0.03, random_state=0).fit(X[TRAIN], Y[TRAIN])
+    return BayesianMLPRegressor(epochs=60, lr=0.03, random_state=0).fit(X[TRAIN], Y[TRAIN])
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_every_method_trains_alone_and_in_an_ensemble(method: Any, replicas: int
 
 
 def test_an_ensemble_is_a_mixture_of_its_members() -> None:
-    model = BayesianMLPRegressor(n_replicas=3, epochs=5, random_state=0).fit(X[TRAIN], Y[TRAIN])
+    model = BayesianMLPRegressor(n_replicas=3, epochs=10, batch_size=100, random_state=0).fit(X[TRAIN], Y[TRAIN])
     assert len(model.members_) == 3
     z = torch.tensor((X[TEST] - model.x_mean_) / model.x_scale_)
     members = torch.stack([member.predict(z).mean[:, 0] for member in model.members_]).numpy()
@@ -148,7 +148,7 @@ def test_the_random_state_fixes_everything_and_leaves_torch_alone() -> None:
 
 
 def test_early_stopping_stops() -> None:
-    options: dict[str, Any] = {"early_stopping": True, "n_iter_no_change": 2, "epochs": 200, "lr": 0.1, "random_state": 0}
+    options: dict[str, Any] = {"early_stopping": True, "n_iter_no_change": 2, "epochs": 200, "lr": 0.1, "batch_size": 60, "random_state": 0}
     for replicas in (1, 2):
         model = BayesianMLPRegressor(n_replicas=replicas, **options).fit(
             X[TRAIN], Y[TRAIN], sample_weight=np.r_[np.ones(100), np.full(100, 2.0)]
@@ -223,7 +223,9 @@ def test_pickles_and_clones(regressor: BayesianMLPRegressor) -> None:
 
 
 def test_regressors_are_saved_whole(regressor: BayesianMLPRegressor, tmp_path: Path) -> None:
-    model = BayesianMLPRegressor((7, 3), prior=vp.priors.EmpiricalBayes((1.0, 10.0)), n_replicas=2, epochs=4, random_state=1)
+    model = BayesianMLPRegressor(
+        (7, 3), prior=vp.priors.EmpiricalBayes((1.0, 10.0)), n_replicas=2, epochs=4, batch_size=100, random_state=1
+    )
     for saved in (regressor, model.fit(X[TRAIN], np.c_[Y[TRAIN], Y[TRAIN]])):
         vp.save(saved, tmp_path, preprocessing={"columns": ["age"]})
         again = vp.load(tmp_path)

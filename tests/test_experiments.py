@@ -1,17 +1,20 @@
-"""One small cell of the UCI table from end to end, and what a second run does with it."""
+"""Every experiment and benchmark from end to end, small; what a second run does with its results; and the data."""
 
 from __future__ import annotations
 
 import json
 import os
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from experiments import accuracy, calibrate, cells, consistency, data, defaults, networks, table1, tables
+from benchmarks import replicas, step
+from experiments import accuracy, calibrate, cells, consistency, data, defaults, estimators, networks, residual, softmax, table1, tables
 
 needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
 
@@ -189,7 +192,8 @@ def test_calibration_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @needs_data
-def test_consistency_from_end_to_end(tmp_path: Path) -> None:
+def test_consistency_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consistency, "REGRESSION", {"CVBP": "cvbp"})
     small = ["--rows", "60", "--epochs", "1", "--splits", "2", "--datasets", "yacht"]
     consistency.main([*small, "--images", "MNIST", "--methods", "cvbp", "--out", str(tmp_path)])
     cell = json.loads((tmp_path / "consistency" / "MNIST" / "cvbp-0.json").read_text())
@@ -216,3 +220,52 @@ def test_defaults_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("error", "log_likelihood", "calibration", "gap"), 2
     )
     assert "| five members | " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("float64")
+def test_residual_sums_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residual, "BLOCKS", {"dense": residual.BLOCKS["dense"]})
+    residual.main(["--samples", "1000", "--out", str(tmp_path / "residual.json")])
+    rows = json.loads((tmp_path / "residual.json").read_text())["rows"]
+    assert [(row["inner"], row["method"]) for row in rows] == list(product(residual.INNER, ("VBP", "DVI")))
+    assert all(abs(row["corrected"] - 1) < abs(row["independent"] - 1) for row in rows[2:])
+    assert "| dense | V = -Wᵀ | VBP | " in capsys.readouterr().out
+
+
+def test_class_probabilities_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    softmax.main(["--problems", "20", "--samples", "2000", "--out", str(tmp_path / "softmax.json")])
+    rows = json.loads((tmp_path / "softmax.json").read_text())["rows"]
+    kl = {row["approximation"]: row["kl"] for row in rows if (row["classes"], row["scale"]) == (10, 3.0)}
+    assert kl["quadrature"] < 0.01 < kl["plugin"]
+    assert "10 classes, largest |error|" in capsys.readouterr().out
+
+
+def test_the_estimators_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimators, "BayesianMLPRegressor", partial(estimators.BayesianMLPRegressor, epochs=2))
+    monkeypatch.setattr(estimators, "MLPRegressor", partial(estimators.MLPRegressor, max_iter=2))
+    estimators.main(["--datasets", "diabetes", "--splits", "2", "--out", str(tmp_path)])
+    (first, second) = json.loads((tmp_path / "estimators.json").read_text())["sets"]["diabetes"]
+    assert first["rmse"] != second["rmse"]
+    assert 0 < first["coverage"] <= 1
+    assert "diabetes        2 " in capsys.readouterr().out
+
+
+def test_the_page_of_results_is_made_of_the_committed_cells(tmp_path: Path) -> None:
+    tables.main(["--out", str(tmp_path / "RESULTS.md")])
+    assert (tmp_path / "RESULTS.md").read_text() == (Path(tables.__file__).parent / "RESULTS.md").read_text(), (
+        "python -m experiments.tables"
+    )
+
+
+def test_the_benchmark_of_a_step_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "NETWORKS", {"mlp": step.mlp})
+    step.main(["--steps", "1", "--out", str(tmp_path / "step.json")])
+    assert json.loads((tmp_path / "step.json").read_text())["against_vbp"]["mlp"]["vbp"] == 1
+
+
+def test_the_benchmark_of_replicas_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, train, test = made_up("boston")
+    monkeypatch.setattr(data, "uci", lambda name: (x, y, train[:3], test[:3]))
+    replicas.main(["--epochs", "1", "--out", str(tmp_path / "replicas.json")])
+    seconds = json.loads((tmp_path / "replicas.json").read_text())["seconds"]
+    assert (len(seconds["one_by_one"]), len(seconds["at_once"])) == (3, 1)

@@ -36,10 +36,14 @@ def mlp(outputs: int, activation: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 20), activation or nn.ReLU(), nn.Dropout(0.2), nn.Linear(20, outputs))
 
 
-def lenet(pool: bool) -> nn.Sequential:
-    """LeNet with strides, its first one or a maximum over windows; small."""
-    first = [nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2)] if pool else [nn.Conv2d(1, 4, 5, 2), nn.ReLU()]
-    return nn.Sequential(*first, nn.Conv2d(4, 6, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(96, 16), nn.ReLU(), nn.Linear(16, 10))
+def strided() -> nn.Sequential:
+    """A small LeNet."""
+    return nn.Sequential(nn.Conv2d(1, 4, 5, 2), nn.ReLU(), nn.Conv2d(4, 6, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 10))
+
+
+def pooled() -> nn.Sequential:
+    """A convolution, and maxima over windows."""
+    return nn.Sequential(nn.Conv2d(1, 4, 5, 2), nn.MaxPool2d((1, 2)), nn.Flatten(), nn.Linear(128, 10))
 
 
 def objective(net: nn.Module, method: vp.Method, likelihood: vp.likelihoods.Likelihood) -> vp.ELBO:
@@ -85,10 +89,10 @@ CASES = {
     "own": (mlp(1), vp.VBP, Poisson(), vp.predictive.LatentPredictive),
 }
 IMAGES = {
-    "lenet": (lenet(pool=False), vp.VBP, "quadrature"),
-    "lenet-dvi": (lenet(pool=False), vp.DVI, "delta"),
-    "lenet-pool": (lenet(pool=True), vp.VBP, "mackay"),
-    "lenet-pool-dvi": (lenet(pool=True), vp.DVI, "delta"),
+    "strided": (strided(), vp.VBP, "plugin"),
+    "strided-dvi": (strided(), vp.DVI, "delta"),
+    "pooled": (pooled(), vp.VBP, "mackay"),
+    "pooled-dvi": (pooled(), vp.DVI, "delta"),
 }
 
 
@@ -118,7 +122,7 @@ def test_perceptrons(case: str, tmp_path: Path) -> None:
 def test_images(case: str, tmp_path: Path) -> None:
     net, method, approximation = IMAGES[case]
     elbo = objective(net, method, vp.likelihoods.Categorical(approximation))  # type: ignore[arg-type]
-    check(elbo, torch.randn(5, 1, 28, 28), vp.predictive.ClassPredictive, tmp_path / "model.onnx")
+    check(elbo, torch.randn(5, 1, 20, 20), vp.predictive.ClassPredictive, tmp_path / "model.onnx")
 
 
 def test_a_residual_network_with_its_own_forward(tmp_path: Path) -> None:
@@ -139,13 +143,16 @@ def data(rows: int = 60) -> tuple[np.ndarray, np.ndarray]:
     return X, 1e4 + 3 * (X[:, 0] - 2000) + random.normal(size=rows)
 
 
-@pytest.mark.parametrize("options", [{}, {"n_replicas": 3}, {"heteroscedastic": True, "method": "dvi"}], ids=str)
-@pytest.mark.parametrize("outputs", [1, 2])
-def test_a_regressor_takes_raw_features_and_predicts_in_its_own_units(options: dict[str, Any], outputs: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("outputs", "options"),
+    [(1, {}), (2, {"n_replicas": 2}), (1, {"heteroscedastic": True}), (2, {"heteroscedastic": True, "method": "dvi"})],
+    ids=str,
+)
+def test_a_regressor_takes_raw_features_and_predicts_in_its_own_units(outputs: int, options: dict[str, Any], tmp_path: Path) -> None:
     X, y = data()
     y = y if outputs == 1 else np.stack([y, 1e-3 * X[:, 1] ** 2], 1)
     X = X.astype(np.float32).astype(np.float64)  # exactly what the graph will be given
-    model = vp.BayesianMLPRegressor(8, epochs=3, random_state=0, **options).fit(X, y)
+    model = vp.BayesianMLPRegressor(8, epochs=3, batch_size=60, random_state=0, **options).fit(X, y)
     vp.export_onnx(model, tmp_path / "model.onnx")
     mean, std = model.predict(X, return_std=True)
     parts = model.predict_uncertainty(X)
@@ -160,7 +167,9 @@ def test_a_classifier(tmp_path: Path) -> None:
     X, y = data()
     table = pd.DataFrame(X.astype(np.float32), columns=["a", "b", "c"])
     labels = np.where(y > np.median(y), "high", "low")
-    model = vp.BayesianMLPClassifier(8, epochs=3, n_replicas=2, random_state=0).fit(table, labels)
+    model = vp.BayesianMLPClassifier(8, epochs=3, batch_size=60, n_replicas=2, random_state=0).fit(table, labels)
+    for member in model.members_:
+        member.likelihood = vp.likelihoods.Categorical("delta")  # a tenth of the graph of the quadrature, which has its case above
     vp.export_onnx(model, tmp_path / "model.onnx")
     parts = model.predict_uncertainty(table)
     expected = {
@@ -204,23 +213,33 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("target", ["price", "dear"])
-def test_the_command_writes_what_takes_rows_as_they_are(place: Path, tmp_path: Path, target: str) -> None:
-    done = command("export", place / target, "--out", tmp_path / "model.onnx")
+@pytest.fixture(scope="module")
+def written(place: Path) -> dict[str, Path]:
+    """The files of two models: one by a process of its own, as a user runs it, and one by the command inside this one."""
+    files = {name: place / f"{name}.onnx" for name in ("price", "dear")}
+    words = [sys.executable, "-c", "from varprop.cli import main; main()", "export", place / "price", "--out", files["price"]]
+    process = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert process.stderr == ""
+    done = command("export", place / "dear", "--out", files["dear"])
     assert done.exit_code == 0, done.output
-    assert "0 (missing), 1 Köln, 2 Ulm" in done.stdout
-    columns = about(tmp_path / "model.onnx")["columns"]
+    assert "mean, variance, epistemic, aleatoric" in process.stdout
+    assert all("0 (missing), 1 Köln, 2 Ulm" in output for output in (process.stdout, done.stdout))
+    return files
+
+
+@pytest.mark.parametrize("target", ["price", "dear"])
+def test_the_command_writes_what_takes_rows_as_they_are(place: Path, written: dict[str, Path], target: str) -> None:
+    columns = about(written[target])["columns"]
     assert columns == [{"name": "area"}, {"name": "town", "categories": ["", "Köln", "Ulm"]}]
     table = houses(80)
     code = table.town.map({"Köln": 1.0, "Ulm": 2.0})
-    got = run(tmp_path / "model.onnx", np.stack([table.area, code], 1).astype(np.float32))
+    got = run(written[target], np.stack([table.area, code], 1).astype(np.float32))
     expected = TableModel.load(place / target).predictive(table)
     assert_same(got, outputs(expected, vp.predictive.Regression if target == "price" else vp.predictive.ClassPredictive))
 
 
-def test_a_category_that_is_none_gives_nan(place: Path, tmp_path: Path) -> None:
-    assert command("export", place / "price", "--out", tmp_path / "model.onnx").exit_code == 0
-    got = run(tmp_path / "model.onnx", np.array([[100.0, 1.0], [100.0, 3.0], [100.0, 0.5]], np.float32))
+def test_a_category_that_is_none_gives_nan(written: dict[str, Path]) -> None:
+    got = run(written["price"], np.array([[100.0, 1.0], [100.0, 3.0], [100.0, 0.5]], np.float32))
     assert np.isnan(got["mean"]).ravel().tolist() == [False, True, True]
 
 
@@ -283,20 +302,25 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path: Path, mon
 # ------------------------------------------------------------------------------------------------------------------ tails
 
 
-@pytest.mark.parametrize("name", ["erfc", "ndtr", "log_ndtr", "log1p"])
-def test_the_tails_of_the_normal_keep_their_precision(name: str, tmp_path: Path) -> None:
+TAILS = ("erfc", "ndtr", "log_ndtr", "log1p", "erfc")
+
+
+class Tails(nn.Module):
+    """Every function that ONNX has no exact one for, each of a column of its own; the last in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        *columns, last = x.split(1, 1)
+        return torch.cat([*(getattr(torch.special, name)(t) for name, t in zip(TAILS, columns, strict=False)), last.clone().erfc_()], 1)
+
+
+def test_the_tails_of_the_normal_keep_their_precision(tmp_path: Path) -> None:
     """Through the file: ONNX's own way, 1 - erf, is off by 0.1 % at 3 and by everything at 5."""
-
-    class Net(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return getattr(torch.special, name)(x)
-
     path = tmp_path / "model.onnx"
-    elbo = vp.ELBO(Net(), vp.DETERMINISTIC, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=1)
-    vp.export_onnx(elbo, path, torch.zeros(1, 1))
-    x = np.linspace(-0.9 if name == "log1p" else -9, 9, 2001, dtype=np.float32)[:, None]
-    exact = getattr(special, name)(x.astype(np.float64))
-    np.testing.assert_allclose(run(path, x)["mean"], exact, rtol=1e-5)
+    elbo = vp.ELBO(Tails(), vp.DETERMINISTIC, vp.likelihoods.Normal(outputs=5), vp.priors.Normal(), n_data=1)
+    vp.export_onnx(elbo, path, torch.zeros(1, 5))
+    x = np.stack([np.linspace(-0.9 if name == "log1p" else -9, 9, 2001, dtype=np.float32) for name in TAILS], 1)
+    for name, got, column in zip(TAILS, run(path, x)["mean"].T, x.T, strict=True):
+        np.testing.assert_allclose(got, getattr(special, name)(column.astype(np.float64)), rtol=1e-5, err_msg=name)
 
 
 def test_a_graph_in_double_precision(tmp_path: Path) -> None:
@@ -304,10 +328,3 @@ def test_a_graph_in_double_precision(tmp_path: Path) -> None:
     x = torch.randn(30, 3, dtype=torch.float64)
     vp.export_onnx(elbo, tmp_path / "model.onnx", x)
     assert_same(run(tmp_path / "model.onnx", x), outputs(elbo.double().predict(x), vp.predictive.Regression), 1e-8)
-
-
-def test_the_command_is_silent_but_for_its_table(place: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", "from varprop.cli import main; main()", "export", place / "price", "--out", tmp_path / "model.onnx"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    assert "mean, variance, epistemic, aleatoric" in done.stdout

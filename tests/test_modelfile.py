@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop import modelfile
+from varprop.description import LAYERS, describe_method, describe_net, make_net
 from varprop.methods.moments import moved
 
 
@@ -79,15 +80,15 @@ def test_rebuilds_nested_networks_with_partly_random_layers(tmp_path: Path) -> N
     assert_same(elbo, again, torch.randn(4, 1, 16, 16), torch.tensor([0, 2, 1, 0]))
 
 
-@pytest.mark.parametrize("name", sorted(modelfile.LAYERS))
+@pytest.mark.parametrize("name", sorted(LAYERS))
 def test_every_layer_of_the_list_is_described_by_its_arguments(name: str) -> None:
     needed = {"Linear": (3, 5), "Conv": (2, 4, 3), "Unflatten": (1, (2, 3)), "LayerNorm": ((4,),), "GroupNorm": (2, 4), "BatchNorm": (4,)}
     needed |= {"MaxPool": (3,), "AvgPool": (3,), "AdaptiveAvgPool": (2,), "InstanceNorm": (4,), "RMSNorm": ((4,),), "Embedding": (5, 3)}
     needed |= {"ConstantPad": (1, 2.5), "Zero": (1,), "Reflection": (1,), "Replication": (1,), "Pixel": (2,), "Channel": (2,)}
     needed |= {"Upsample": (None, (2, 1.5), "bilinear"), "Softmax2d": (), "Softmax": (1,), "LogSoftmax": (1,), "Softmin": (1,)}
-    layer = modelfile.LAYERS[name](*next((values for prefix, values in needed.items() if name.startswith(prefix)), ()))
-    description = json.loads(json.dumps(modelfile._describe_net(layer)))
-    assert repr(modelfile._make_net(description)) == repr(layer)
+    layer = LAYERS[name](*next((values for prefix, values in needed.items() if name.startswith(prefix)), ()))
+    description = json.loads(json.dumps(describe_net(layer)))
+    assert repr(make_net(description)) == repr(layer)
 
 
 class Residual(nn.Sequential):
@@ -116,10 +117,10 @@ def test_asks_for_parts_it_cannot_describe(tmp_path: Path) -> None:
 
 
 def test_a_replaced_rule_or_a_layer_used_twice_is_not_described() -> None:
-    assert modelfile._describe_method(vp.VBP | {nn.Identity: moved}) is not None
-    assert modelfile._describe_method(vp.VBP | {nn.ReLU: moved}) is None
+    assert describe_method(vp.VBP | {nn.Identity: moved}) is not None
+    assert describe_method(vp.VBP | {nn.ReLU: moved}) is None
     twice = nn.Linear(3, 3)
-    assert modelfile._describe_net(nn.Sequential(twice, twice)) is None
+    assert describe_net(nn.Sequential(twice, twice)) is None
 
 
 def test_preprocessing_is_kept(tmp_path: Path) -> None:

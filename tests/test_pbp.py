@@ -136,6 +136,16 @@ def start(*sizes):
     return pbp, net, NumpyPBP(matrices(net)[0])
 
 
+def after_a_pass(rows):
+    """The same three after a pass over some rows, and the inputs of these."""
+    x, y = regression(rows, 3)
+    pbp, net, reference = start(3, 5, 1)
+    pbp.update(torch.tensor(x), torch.tensor(y))
+    for row, target in zip(x, y, strict=True):
+        reference.visit(row, target[0])
+    return pbp, net, reference, x
+
+
 @pytest.mark.parametrize("sizes", [(3, 5, 1), (3, 4, 3, 1)])
 def test_epochs_equal_the_numpy_implementation(sizes):
     x, y = regression(12, sizes[0])
@@ -165,11 +175,7 @@ def test_a_weight_keeps_its_moments_where_the_update_gives_no_variance():
 
 
 def test_the_refresh_leaves_out_a_weight_that_is_nothing_without_its_prior():
-    x, y = regression(6, 3)
-    pbp, net, reference = start(3, 5, 1)
-    pbp.update(torch.tensor(x), torch.tensor(y))
-    for row, target in zip(x, y, strict=True):
-        reference.visit(row, target[0])
+    pbp, net, reference, _ = after_a_pass(6)
     rest = np.array([-0.1, 5e-7])  # precisions without the prior's: one negative, one of a variance beyond 1e6
     reference.v[0][0, :2] = 1 / (5 / 6 + rest)
     logvar = pbp.belief.logvar.clone()
@@ -269,11 +275,7 @@ def test_one_layer_is_a_kalman_filter_that_keeps_the_diagonal_and_never_widens()
 
 
 def test_prediction_is_the_moments_of_the_network_plus_the_expected_noise():
-    x, y = regression(10, 3)
-    pbp, _, reference = start(3, 5, 1)
-    pbp.update(torch.tensor(x), torch.tensor(y))
-    for row, target in zip(x, y, strict=True):
-        reference.visit(row, target[0])
+    pbp, _, reference, x = after_a_pass(10)
     p = pbp.predict(torch.tensor(x))
     mean, var = zip(*(reference.forward(reference.m, reference.v, row) for row in x), strict=True)
     np.testing.assert_allclose(p.mean[:, 0], mean, rtol=1e-8)

@@ -143,7 +143,7 @@ def test_estimators_and_several_targets(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 3))
     y = np.stack([100 + 10 * x[:, 0], x[:, 1]], 1)
-    model = BayesianMLPRegressor(hidden_layer_sizes=(4,), epochs=2, n_replicas=2, random_state=0).fit(x, y)
+    model = BayesianMLPRegressor(hidden_layer_sizes=(4,), epochs=2, n_replicas=2, batch_size=60, random_state=0).fit(x, y)
     text = vp.report(model, x, y, tmp_path / "r.html").read_text()
     assert "standard deviations of each target" in text
     assert "figure-truth" in text

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 from . import delta, functional, likelihoods, metrics, predictive, priors, replicas
 from .audit import Audit, audit
 from .calibration import calibrate, import_posterior
+from .description import ModelFileError
 from .export import export, export_onnx
 from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
 from .methods import CVBP, DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
-from .modelfile import ModelFileError, load, save
+from .modelfile import load, save
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import centred, posteriors, variational
 from .report import report

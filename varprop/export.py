@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 from .objectives import ELBO
 from .predictive import ClassPredictive, LabelPredictive, LatentPredictive, Predictive, Regression, mixture, rescaled
@@ -71,7 +72,8 @@ def export_onnx(model: Any, path: str | Path, example: Tensor | np.ndarray | Non
         raise ImportError(f"export_onnx: needs {error.name}; install it with `pip install 'varprop[onnx]'`.") from error
     parts = _parts(model)
     with _quiet():
-        program = _export(parts, example).run_decompositions(_tails())
+        with _Tails():
+            program = _export(parts, example)
         options: Any = {"dynamo": True, "verbose": False, "opset_version": OPSET, "dynamic_shapes": {"x": {0: "rows"}}}
         written = torch.onnx.export(program, **options)
     assert written is not None
@@ -278,17 +280,15 @@ def _quiet() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------- tails of the normal
 
 
-def _tails() -> dict[Any, Callable[[Tensor], Tensor]]:
+class _Tails(TorchFunctionMode):
     """How ONNX is to compute what torch has as one operation each. Its own way, 1 - erf, has no digits left beyond x = 4."""
-    aten = torch.ops.aten
-    return {
-        aten.erfc.default: _erfc,
-        aten.special_erfc.default: _erfc,
-        aten.special_ndtr.default: _ndtr,
-        aten.special_log_ndtr.default: _log_ndtr,
-        aten.log1p.default: _log1p,
-        aten.special_log1p.default: _log1p,
-    }
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if name.removesuffix("_") not in _TAILS:
+            return function(*args, **(kwargs or {}))
+        value = _TAILS[name.removesuffix("_")](*args)
+        return args[0].copy_(value) if name.endswith("_") else value
 
 
 def _erfc(x: Tensor) -> Tensor:
@@ -335,3 +335,14 @@ def _coefficients(degree: int = 12) -> tuple[float, ...]:
 
     interpolated = np.polynomial.Chebyshev.interpolate(log_ratio, degree)
     return tuple(interpolated.convert(kind=np.polynomial.Polynomial).coef.tolist())
+
+
+_TAILS: Mapping[str, Callable[..., Tensor]] = {
+    "erfc": _erfc,
+    "special_erfc": _erfc,
+    "special_ndtr": _ndtr,
+    "special_log_ndtr": _log_ndtr,
+    "log1p": _log1p,
+    "special_log1p": _log1p,
+}
+"""By the names of torch's functions and methods; in place they have an underscore behind."""

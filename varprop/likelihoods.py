@@ -200,18 +200,20 @@ def softmax_quadrature(f: Gaussian, points: int = 36, nodes: int = 12) -> tuple[
     s = f.std
     low, high = (m - 4 * s).amax(1, keepdim=True) - 3, (m + 4 * s).amax(1, keepdim=True) + 12
     t = low + (high - low) * torch.linspace(0, 1, points, dtype=m.dtype, device=m.device).view(-1, *(1,) * m.dim())
-    below, density, noise = (torch.zeros_like(t * m) for _ in range(3))
+    distance, width = t - m, s.clamp(max=4)
+    below, density, noise = (torch.zeros_like(distance) for _ in range(3))
     z = torch.linspace(-4.5, 4.5, nodes, dtype=torch.float64)
     for node, weight in zip(z.tolist(), torch.softmax(-z.square() / 2, 0).tolist(), strict=True):
-        g = t - (m + s.clamp(max=4) * node)
+        g = distance - width * node
         x = torch.exp(-g)
         below_here = weight * torch.exp(-x)
+        density_here = x * below_here
         below += below_here
-        density += x * below_here
-        noise += g * x * below_here
+        density += density_here
+        noise += g * density_here
     wide, gumbel_var = v > 16, math.pi**2 / 6
     total_var = v + gumbel_var
-    u = (t - m - EULER) / total_var.sqrt()
+    u = (distance - EULER) / total_var.sqrt()
     normal_density = torch.exp(-0.5 * u.square()) / torch.sqrt(2 * math.pi * total_var)
     below = torch.where(wide, torch.special.ndtr(u), below).clamp(min=torch.finfo(m.dtype).tiny)
     density = torch.where(wide, normal_density, density)

@@ -76,9 +76,26 @@ class NormalPredictive(Regression):
         return self.mean - half, self.mean + half
 
 
+class Discrete(Predictive):
+    """A prediction of classes or labels: probabilities, and the entropy that would be left if the weights were known."""
+
+    probs: Tensor
+    expected_entropy: Tensor
+
+    @property
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """Of the prediction, in nats."""
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Entropy from not knowing the weights, in nats."""
+        return (self.entropy - self.expected_entropy).clamp(min=0)
+
+
 @dataclass(frozen=True, eq=False)
-class ClassPredictive(Predictive):
-    """Class probabilities in dimension 1, and the entropy that would be left if the weights were known."""
+class ClassPredictive(Discrete):
+    """Class probabilities in dimension 1."""
 
     probs: Tensor
     expected_entropy: Tensor
@@ -92,14 +109,9 @@ class ClassPredictive(Predictive):
     def entropy(self) -> Tensor:
         return torch.special.entr(self.probs).sum(1)
 
-    @property
-    def mutual_information(self) -> Tensor:
-        """Entropy from not knowing the weights, in nats."""
-        return (self.entropy - self.expected_entropy).clamp(min=0)
-
 
 @dataclass(frozen=True, eq=False)
-class LabelPredictive(Predictive):
+class LabelPredictive(Discrete):
     """Probabilities of labels that are on or off, each by itself; probs is P(y = 1)."""
 
     probs: Tensor
@@ -114,11 +126,6 @@ class LabelPredictive(Predictive):
     @property
     def entropy(self) -> Tensor:
         return binary_entropy(self.probs)
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """Entropy from not knowing the weights, in nats."""
-        return (self.entropy - self.expected_entropy).clamp(min=0)
 
 
 @dataclass(frozen=True, eq=False)
