@@ -85,7 +85,7 @@ def fit(
     target: Annotated[str, typer.Option(help="Column to predict.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
     task: Annotated[Task, typer.Option(help="auto: text, and whole numbers with at most 10 values, are classes.")] = Task.auto,
-    method: Annotated[MethodName, typer.Option(help="How mean and variance pass through the network.")] = MethodName.cvbp,
+    method: Annotated[MethodName, typer.Option(help="How mean and variance pass through the network.")] = MethodName.dvi,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over the data; by default enough for its size.", show_default=False)
     ] = None,

@@ -34,9 +34,9 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     :param hidden_layer_sizes: units of each hidden layer.
     :param method: how uncertainty travels through the network, a name of `varprop.METHODS` or a Method.
-    :param prior: over the weights; a number is the precision of a normal one.
+    :param prior: over the weights; a number g is `priors.FanIn(g)`, N(0, g/n) for the weights into a unit of n inputs.
     :param heteroscedastic: let the noise differ between inputs.
-    :param kl_z_weight: weight of the gates' divergence, of VBP and CVBP. The paper has 0.
+    :param kl_z_weight: weight of the gates' divergence, for VBP and CVBP.
     :param n_replicas: networks trained at once from different starts; the prediction is their mixture.
     :param epochs: "auto" means 120, but no fewer than 4,000 steps and no more than 20,000.
     :param lr: rate of Adam; it falls to zero as a cosine.
@@ -59,10 +59,10 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         self,
         hidden_layer_sizes: int | Sequence[int] = (50,),
         *,
-        method: str | Method = "cvbp",
-        prior: float | Prior = 1.0,
+        method: str | Method = "dvi",
+        prior: float | Prior = 4.0,
         heteroscedastic: bool = False,
-        kl_z_weight: float = 0.1,
+        kl_z_weight: float = 0.0,
         n_replicas: int = 1,
         epochs: int | Literal["auto"] = "auto",
         lr: float = 0.01,
@@ -171,9 +171,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self,
         hidden_layer_sizes: int | Sequence[int] = (50,),
         *,
-        method: str | Method = "cvbp",
-        prior: float | Prior = 1.0,
-        kl_z_weight: float = 0.1,
+        method: str | Method = "dvi",
+        prior: float | Prior = 4.0,
+        kl_z_weight: float = 0.0,
         n_replicas: int = 1,
         epochs: int | Literal["auto"] = "auto",
         lr: float = 0.01,

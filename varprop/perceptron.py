@@ -24,7 +24,7 @@ from .methods import DETERMINISTIC, METHODS, Method
 from .objectives import ELBO
 from .posterior import variational
 from .predictive import mixture
-from .priors import Horseshoe, Normal, Prior
+from .priors import FanIn, Horseshoe, Prior
 
 EPOCHS, STEPS = 120, (4000, 20_000)
 """What "auto" trains for: this many epochs, but steps within these bounds."""
@@ -101,7 +101,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     def _objective(self, features: int, dtype: torch.dtype) -> ELBO:
         method = _method(self.method)
-        prior = self.prior if isinstance(self.prior, Prior) else Normal(float(self.prior))
+        prior = self.prior if isinstance(self.prior, Prior) else FanIn(float(self.prior))
         likelihood, outputs = self._likelihood()
         sizes = [features, *_sizes(self.hidden_layer_sizes), outputs]
         layers: list[nn.Module] = []
