@@ -1,10 +1,8 @@
-"""The estimators as they come, against scikit-learn's: error on every set, and how often the 90 % intervals hold the truth.
+"""The estimators as they come, against scikit-learn's, on test parts: `python -m experiments.estimators`.
 
-    python -m experiments.estimators
-
-`BayesianMLPRegressor()` and `make_pipeline(StandardScaler(), MLPRegressor())`, nothing else set but the random state. Published splits
-of the UCI sets; diabetes in twenty random ones. With `--inner` the training parts are split again and no test split is read. Splits that
-are in the results are not computed again.
+`BayesianMLPRegressor()` and `make_pipeline(StandardScaler(), MLPRegressor())`, and the classifiers likewise; nothing is set but the random
+state. Published splits of the UCI sets, random ones of the sets that scikit-learn carries. Splits that are in the results are not computed
+again.
 """
 
 from __future__ import annotations
@@ -15,86 +13,117 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_diabetes
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.neural_network import MLPRegressor
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from varprop import BayesianMLPRegressor
+from varprop import BayesianMLPClassifier, BayesianMLPRegressor
 
 from . import cells, data
+from .defaults import BUNDLED
+from .tables import markdown, standard_error
 
-SETS = dict.fromkeys(("boston", "concrete", "energy", "wine-red", "yacht", "diabetes"), 20)
-SETS |= dict.fromkeys(("kin8nm", "power", "naval", "protein"), 3)
+NUMBERS = dict.fromkeys(("boston", "concrete", "energy", "wine-red", "yacht", "diabetes"), 20)
+NUMBERS |= dict.fromkeys(("kin8nm", "power", "naval", "protein"), 3)
+CLASSES = dict.fromkeys(("breast cancer", "digits", "iris", "wine"), 10)
+"""The sets, with their numbers of splits."""
+
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def splits(name: str, n: int, inner: bool) -> Iterator[Split]:
-    if name == "diabetes":
-        x, y = load_diabetes(return_X_y=True)
+def splits(name: str, n: int) -> Iterator[Split]:
+    """Training and test part; of a set without published splits, nine tenths and the rest in random orders."""
+    if name in BUNDLED:
+        x, y = BUNDLED[name](return_X_y=True)
         orders = [np.random.RandomState(k).permutation(len(y)) for k in range(n)]
-        parts: list[Sequence[np.ndarray]] = [np.split(order, [round(0.9 * len(y))]) for order in orders]
+        parts = [np.split(order, [round(0.9 * len(y))]) for order in orders]
     else:
         x, y, train, test = data.uci(name)
-        parts = list(zip(train[:n], test[:n], strict=True))
-    for train_rows, test_rows in parts:
-        a, b = np.split(train_rows, [round(0.8 * len(train_rows))]) if inner else (train_rows, test_rows)
+        parts = [list(rows) for rows in zip(train[:n], test[:n], strict=True)]
+    for a, b in parts:
         yield x[a], y[a], x[b], y[b]
 
 
-def error(prediction: np.ndarray, y: np.ndarray) -> float:
-    return float(np.sqrt(np.mean((prediction - y) ** 2)))
-
-
-def score(split: Split, seed: int) -> dict[str, float]:
-    x, y, x_test, y_test = split
+def fitted(ours: Any, theirs: Any, split: Split) -> tuple[Any, Any, float]:
+    """Both, and the seconds of processor time that ours took."""
+    x, y, *_ = split
     start = time.process_time()
-    ours = BayesianMLPRegressor(random_state=seed).fit(x, y)
+    ours.fit(x, y)
     seconds = time.process_time() - start
-    theirs = make_pipeline(StandardScaler(), MLPRegressor(random_state=seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # two hundred epochs are what it does by default
-        theirs.fit(x, y)
-    lower, upper = ours.predict_interval(x_test, 0.9)
+        return ours, make_pipeline(StandardScaler(), theirs).fit(x, y), seconds
+
+
+def numbers(split: Split, seed: int) -> dict[str, float]:
+    _, _, x, y = split
+    ours, theirs, seconds = fitted(BayesianMLPRegressor(random_state=seed), MLPRegressor(random_state=seed), split)
+    lower, upper = ours.predict_interval(x, 0.9)
     return {
-        "rmse": error(ours.predict(x_test), y_test),
-        "rmse_sklearn": error(theirs.predict(x_test), y_test),
-        "coverage": float(np.mean((lower <= y_test) & (y_test <= upper))),
-        "log_likelihood": float(np.mean(ours.log_prob(x_test, y_test))),
+        "rmse": float(np.sqrt(np.mean((ours.predict(x) - y) ** 2))),
+        "rmse_sklearn": float(np.sqrt(np.mean((theirs.predict(x) - y) ** 2))),
+        "coverage": float(np.mean((lower <= y) & (y <= upper))),
+        "log_likelihood": float(np.mean(ours.log_prob(x, y))),
         "cpu_seconds": seconds,
     }
 
 
+def classes(split: Split, seed: int) -> dict[str, float]:
+    _, _, x, y = split
+    ours, theirs, seconds = fitted(BayesianMLPClassifier(random_state=seed), MLPClassifier(random_state=seed), split)
+    columns = np.arange(len(y)), np.searchsorted(ours.classes_, y)
+    return {
+        "error": float(np.mean(ours.predict(x) != y)),
+        "error_sklearn": float(np.mean(theirs.predict(x) != y)),
+        "log_likelihood": float(np.mean(ours.predict_log_proba(x)[columns])),
+        "log_likelihood_sklearn": float(np.mean(theirs.predict_log_proba(x)[columns])),
+        "cpu_seconds": seconds,
+    }
+
+
+def tables(path: Path = cells.RESULTS / "estimators.json") -> str:
+    found = json.loads(path.read_text())["sets"]
+    shown = []
+    for sets in (NUMBERS, CLASSES):
+        measured = {name: found[name] for name in sets if name in found}
+        if measured:
+            scores = list(next(iter(measured.values()))[0])
+            lines = [
+                [name, str(len(rows)), *(_average([row[score] for row in rows]) for score in scores)] for name, rows in measured.items()
+            ]
+            shown.append(markdown([["set", "splits", *(score.replace("_", " ") for score in scores)], *lines]))
+    return "\n\n".join(shown)
+
+
+def _average(values: Sequence[float]) -> str:
+    digits = 3 if abs(np.mean(values)) > 0.01 else 5
+    return f"{np.mean(values):.{digits}f} ± {standard_error(np.array(values)):.{digits}f}" if len(values) > 1 else f"{values[0]:.{digits}f}"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--datasets", nargs="+", default=list(SETS), choices=list(SETS))
+    parser = argparse.ArgumentParser(prog="python -m experiments.estimators", description=__doc__.splitlines()[0])
+    parser.add_argument("--datasets", nargs="+", default=[*NUMBERS, *CLASSES], choices=[*NUMBERS, *CLASSES])
     parser.add_argument("--splits", type=int)
-    parser.add_argument("--inner", action="store_true")
     parser.add_argument("--out", type=Path, default=cells.RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
-    path = options.out / ("estimators-inner.json" if options.inner else "estimators.json")
+    path = options.out / "estimators.json"
 
     def finished() -> dict[str, list[dict[str, float]]]:
         return json.loads(path.read_text())["sets"] if path.exists() else {}
 
     for name in options.datasets:
-        for k, split in enumerate(splits(name, options.splits or SETS[name], options.inner)):
+        score, n = (numbers, NUMBERS[name]) if name in NUMBERS else (classes, CLASSES[name])
+        for k, split in enumerate(splits(name, options.splits or n)):
             if k >= len(finished().get(name, [])):
                 scores = score(split, k)
                 sets = finished()  # read again, because another process may have added to it
                 sets.setdefault(name, []).append(scores)
-                cells.write(path, {"level": 0.9, "inner": options.inner}, sets=sets)
-    print(f"{'set':10} {'splits':>6} {'RMSE':>9} {'+-':>8} {'sklearn':>9} {'+-':>8} {'cover':>6} {'log-lik':>8} {'+-':>6} {'CPU s':>6}")
-    for name, rows in finished().items():
-        mean = {key: np.mean([row[key] for row in rows]) for key in rows[0]}
-        se = {key: np.std([row[key] for row in rows]) / np.sqrt(len(rows)) for key in rows[0]}
-        print(
-            f"{name:10} {len(rows):6} {mean['rmse']:9.4f} {se['rmse']:8.4f} {mean['rmse_sklearn']:9.4f} {se['rmse_sklearn']:8.4f} "
-            f"{mean['coverage']:6.3f} {mean['log_likelihood']:8.3f} {se['log_likelihood']:6.3f} {mean['cpu_seconds']:6.1f}"
-        )
+                cells.write(path, {"level": 0.9}, sets=sets)
+    print(tables(path))
 
 
 if __name__ == "__main__":

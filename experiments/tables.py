@@ -115,7 +115,7 @@ def markdown(lines: Iterable[list[str]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    from . import consistency, networks  # which import this module
+    from . import consistency, defaults, estimators, networks  # which import this module
 
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(prog="python -m experiments.tables", description=__doc__)
@@ -126,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "consistency": consistency.tables(),
         "networks": networks.table(json.loads((cells.RESULTS / "accuracy" / "networks.json").read_text())["networks"]),
         "calibrate": calibration(),
+        "defaults": defaults.tables(),
+        "estimators": estimators.tables(),
     }
     parts = [f"{(here / 'notes' / f'{name}.md').read_text().strip()}\n\n{tables}" for name, tables in sections.items()]
     options.out.write_text("\n\n".join(parts) + "\n")

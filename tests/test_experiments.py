@@ -241,13 +241,17 @@ def test_class_probabilities_from_end_to_end(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_estimators_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimators, "BayesianMLPRegressor", partial(estimators.BayesianMLPRegressor, epochs=2))
-    monkeypatch.setattr(estimators, "MLPRegressor", partial(estimators.MLPRegressor, max_iter=2))
-    estimators.main(["--datasets", "diabetes", "--splits", "2", "--out", str(tmp_path)])
-    (first, second) = json.loads((tmp_path / "estimators.json").read_text())["sets"]["diabetes"]
+    for name in ("BayesianMLPRegressor", "BayesianMLPClassifier"):
+        monkeypatch.setattr(estimators, name, partial(getattr(estimators, name), epochs=2))
+    for name in ("MLPRegressor", "MLPClassifier"):
+        monkeypatch.setattr(estimators, name, partial(getattr(estimators, name), max_iter=2))
+    estimators.main(["--datasets", "diabetes", "iris", "--splits", "2", "--out", str(tmp_path)])
+    sets = json.loads((tmp_path / "estimators.json").read_text())["sets"]
+    first, second = sets["diabetes"]
     assert first["rmse"] != second["rmse"]
     assert 0 < first["coverage"] <= 1
-    assert "diabetes        2 " in capsys.readouterr().out
+    assert all(row["log_likelihood"] < 0 for row in sets["iris"])
+    assert "| diabetes | 2 | " in capsys.readouterr().out
 
 
 def test_the_page_of_results_is_made_of_the_committed_cells(tmp_path: Path) -> None:
