@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.metrics import coverage, ece, log_likelihood, rmse
+from varprop.predictive import ClassPredictive, Predictive, Regression
 
 from . import cells, data
 from .tables import markdown, standard_error
@@ -172,14 +173,19 @@ def score(recipe: Recipe, splits: data.Splits) -> dict[str, list[float]]:
     for k, (x, y) in enumerate(zip(splits.x_test, splits.y_test, strict=True)):
         members = objectives[k * m : (k + 1) * m]
         p = vp.predictive.mixture([member.predict(x) for member in members])
-        if outputs == 1:
-            error, calibration = rmse(p, y), coverage(p, y)
-        else:
-            error, calibration = (p.probs.argmax(1) != y).double().mean(), ece(p, y)
-        values = error, log_likelihood(p, y), calibration, vp.audit(members[0], x, y).gap
+        error, calibration = errors(p, y)
+        values = error.item(), log_likelihood(p, y).item(), calibration.item(), vp.audit(members[0], x, y).gap
         for name, value in zip(scores, values, strict=True):
-            scores[name].append(float(value))
+            scores[name].append(value)
     return scores
+
+
+def errors(p: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Error and calibration of numbers or of classes."""
+    if isinstance(p, Regression):
+        return rmse(p, y), coverage(p, y)
+    assert isinstance(p, ClassPredictive)
+    return (p.probs.argmax(1) != y).double().mean(), ece(p, y)
 
 
 def tables(folder: Path = cells.RESULTS / "defaults") -> str:
