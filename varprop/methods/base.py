@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,6 +72,16 @@ def row(keys: Any, module: nn.Module) -> type[nn.Module] | None:
         if base in keys and (base is nn.Module or base.forward is kind.forward):
             return base
     return None
+
+
+def parts_of(rule: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Every function in a chain of partials."""
+    if isinstance(rule, partial):
+        for part in (rule.func, *rule.args):
+            if callable(part):
+                yield from parts_of(part)
+    else:
+        yield rule
 
 
 def missing(method: Method, operation: Any, detail: str = "") -> NoRuleError:
