@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 import varprop as vp
-from varprop.methods import attention, base, kinds, moments, normalisation, recurrent
+from varprop.methods import attention, kinds, moments, normalisation, recurrent
 
 TITLES = {
     "Containers": (nn.Sequential, nn.ModuleList),
@@ -35,7 +35,7 @@ where {doc}`networks` says so."""
 def kind(rule: Callable[..., Any]) -> kinds.Kind:
     known = kinds.kind(rule)
     if known is None:
-        names = ", ".join(sorted(f.__qualname__ for f in set(base.parts_of(rule))))
+        names = ", ".join(sorted(f.__qualname__ for f in set(kinds.parts_of(rule))))
         raise KeyError(f"no kind is given for the rule made of {names}; add its function to KINDS in varprop/methods/kinds.py.")
     return known
 

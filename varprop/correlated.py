@@ -18,11 +18,12 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 from .functional import smooth_slope
-from .gaussian import Activation, Gaussian, move, sqrt
+from .gaussian import Activation, Gaussian, mean_of, move, sqrt
 from .methods import functions, moments
-from .methods.base import Method, Rule, parts_of
+from .methods.base import Method, Rule, Watching
 from .methods.correlation import gain
 from .methods.dvi import DVI
+from .methods.kinds import parts_of
 from .posterior import Layer, is_random, posteriors
 
 ENTRIES = 2**24
@@ -90,13 +91,13 @@ _TRAINED = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 
 
 class _Bound(nn.Module):
-    """A network with a `forward` that passes through a method, which is what `functional_call` can call."""
+    """A module with a `forward` that passes it through a method or a rule, which is what `functional_call` can call."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
-    def forward(self, method: Method, *x: Activation) -> Any:
+    def forward(self, method: Callable[..., Any], *x: Activation) -> Any:
         return method(self.net, *x)
 
 
@@ -111,7 +112,7 @@ def _alone(net: nn.Module, method: Method, x: Sequence[Activation]) -> set[nn.Mo
         rows[layer] += x.shape[:-1].numel() if isinstance(layer, nn.Linear) and not hasattr(layer, "scales") else 2
         return rule(method, layer, x)
 
-    (method | {key: partial(counted, rule) for key, rule in method.rules.items() if moments.affine in parts_of(rule)})(net, *x)
+    (method | {key: Watching(counted, rule) for key, rule in method.rules.items() if moments.affine in parts_of(rule)})(net, *x)
     return {layer for layer, n in rows.items() if n == 1}
 
 
@@ -151,8 +152,9 @@ class _Noise:
 
     def method(self, method: Method) -> Method:
         """The method, whose rules note what they add where the library knows it."""
-        noted = {key: next((NOISE[part] for part in parts_of(rule) if part in NOISE), None) for key, rule in method.rules.items()}
-        return method | {key: partial(noisy, self, method.rules[key]) for key, noisy in noted.items() if noisy is not None}
+        rules = {key: (rule, set(parts_of(rule))) for key, rule in method.rules.items()}
+        noisy = {key: Watching(NOISE[f], self, rule) for key, (rule, parts) in rules.items() for f in parts if f in NOISE}
+        return method | noisy | {key: partial(_average, rule) for key, (rule, parts) in rules.items() if parts & AVERAGES}
 
 
 def _affine(noise: _Noise, rule: Rule, method: Method, layer: Layer, x: Activation) -> Any:
@@ -168,10 +170,10 @@ def _affine(noise: _Noise, rule: Rule, method: Method, layer: Layer, x: Activati
     weight = next((q for name, q in posteriors(layer) if name == "weight"), None)
     if weight is None:
         return y
-    own = {"weight": noise.shift(weight.var.expand_as(weight.mean))}
+    shift = {"net.weight": noise.shift(weight.var.expand_as(weight.mean))}
     if layer.bias is not None:
-        own["bias"] = torch.zeros_like(layer.bias)
-    return Gaussian.of(y.mean + functional_call(layer, own, (x.std,)), y.var)
+        shift["net.bias"] = torch.zeros_like(layer.bias)
+    return Gaussian.of(y.mean + mean_of(functional_call(_Bound(layer), shift, (partial(rule, method), x.std))), y.var)
 
 
 def _bilinear(noise: _Noise, rule: Rule, method: Method, function: Any, a: Any, b: Any, *rest: Any, **options: Any) -> Any:
@@ -198,7 +200,7 @@ def _left(y: Gaussian, slope: Any, x: Gaussian) -> Tensor:
     return F.relu(y.var - slope**2 * x.var)
 
 
-def _average(noise: _Noise, rule: Rule, method: Method, average: Callable[..., Tensor], x: Activation, *args: Any, **options: Any) -> Any:
+def _average(rule: Rule, method: Method, average: Callable[..., Tensor], x: Activation, *args: Any, **options: Any) -> Any:
     """Positions that are averaged have come from the same weights: they deviate together (Eq. 51)."""
     if not isinstance(x, Gaussian):
         return rule(method, average, x, *args, **options)
@@ -210,6 +212,6 @@ NOISE: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((functions.affine, functions.bilinear, functions.multiply), _bilinear),
     **dict.fromkeys((moments._bent, moments._smooth), _activation),
     **dict.fromkeys((functions.elementwise, functions.power), _elementwise),
-    **dict.fromkeys((moments._average, moments._adaptive_average, functions.average), _average),
 }
 """By the library's rule that it is for; all other rules add nothing to the first order."""
+AVERAGES = {moments._average, moments._adaptive_average, functions.average}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -74,14 +74,15 @@ def row(keys: Any, module: nn.Module) -> type[nn.Module] | None:
     return None
 
 
-def parts_of(rule: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Every function in a chain of partials."""
-    if isinstance(rule, partial):
-        for part in (rule.func, *rule.args):
-            if callable(part):
-                yield from parts_of(part)
-    else:
-        yield rule
+class Watching(partial[Any]):
+    """A rule around another, its last argument, that computes what the other does and looks on."""
+
+
+def watched(rule: Rule) -> Rule:
+    """The rule that computes, without those that look on."""
+    while isinstance(rule, Watching):
+        rule = rule.args[-1]
+    return rule
 
 
 def missing(method: Method, operation: Any, detail: str = "") -> NoRuleError:

@@ -24,7 +24,7 @@ from .. import functional as fn
 from ..gaussian import Gaussian, mean_of, sqrt
 from ..posterior import Layer
 from . import functions
-from .base import Method, parts_of, row
+from .base import Method, row, watched
 from .graph import Ref, Step, Values, filled, layer
 from .moments import AFFINE, PIECEWISE, SMOOTH, _bent, affine
 
@@ -74,7 +74,7 @@ def path(method: Method, module: nn.Module, steps: Sequence[Step], values: Value
         operation = layer(module, step) or functions.twin_of(step.target, *filled((step.args[1:], step.kwargs), values))
         kind = None if operation is None else row(AFFINE, operation)
         if kind is not None:
-            if affine not in parts_of(method.rules[kind]) or hasattr(operation, "scales") or operation in layers:
+            if getattr(watched(method.rules[kind]), "func", None) is not affine or hasattr(operation, "scales") or operation in layers:
                 return None
             layers.append(operation)
             inputs.append(mean_of(values[step.sources[0]]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from .. import functional as fn
@@ -70,7 +71,17 @@ KINDS: dict[Callable[..., Any], Kind] = {
 }
 
 
+def parts_of(rule: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Every function in a chain of partials."""
+    if isinstance(rule, partial):
+        for part in (rule.func, *rule.args):
+            if callable(part):
+                yield from parts_of(part)
+    else:
+        yield rule
+
+
 def kind(rule: Callable[..., Any]) -> Kind | None:
     """What a rule is; None for a rule that this table does not know."""
-    held = set(base.parts_of(rule))
+    held = set(parts_of(rule))
     return next((known for function, known in KINDS.items() if function in held), None)
