@@ -26,6 +26,8 @@ from .methods.dvi import DVI
 from .methods.kinds import parts_of
 from .posterior import Layer, is_random, posteriors
 
+TOGETHER = 0.5
+"""Correlation that the deviations of one feature have at two positions: halfway between none and one, where weights are shared (Eq. 51)."""
 ENTRIES = 2**24
 """How many derivatives to hold at a time."""
 
@@ -62,12 +64,13 @@ def correlated(net: nn.Module, *x: Activation, method: Method = DVI) -> Gaussian
         of_weights, of_noise = jacobians
         parts = [(of_weights[name], w.var) for name, w in weights.items()]
         parts += zip(of_noise, variances, strict=True)
-        return f, sum(((jacobian.square() * var).flatten(f.dim()).sum(-1) for jacobian, var in parts), torch.zeros_like(f))
+        return f, sum((jacobian.flatten(f.dim()).square() @ var.flatten() for jacobian, var in parts), torch.zeros_like(f))
 
     noise = _Noise(alone)
     output = noise.method(method)(net, *noise.inputs(first))
     if not isinstance(output, Gaussian):
-        raise TypeError(f"correlated: the network must return one random tensor, got {type(output).__name__}; give it a forward that does.")
+        kind = type(output).__name__
+        raise TypeError(f"correlated: needs one Gaussian as the network's output, and {method.name} gives a {kind}; see vp.DVI(net, x).")
     shifts = [torch.zeros_like(var) for var in noise.variances]
     sources = sum(w.mean.numel() for w in weights.values()) + sum(shift.numel() for shift in shifts)
     at_once = max(1, ENTRIES // (output.mean.numel() * sources))
@@ -79,15 +82,12 @@ def _check(net: nn.Module, x: Sequence[Activation]) -> None:
         raise ValueError("correlated: neither the weights nor the inputs are random; make weights random with variational(net).")
     if not x or any(len(a.shape) == 0 or a.shape[0] != x[0].shape[0] or a.shape[0] == 0 for a in x):
         raise ValueError(f"correlated: inputs must have examples in their first dimension, got shapes {[tuple(a.shape) for a in x]}.")
-    for name, module in net.named_modules():
-        if module.training and (isinstance(module, _TRAINED) or getattr(module, "dropout", 0)):
-            raise ValueError(
-                f"correlated: {name or 'the network'}, {type(module).__name__}, is in training, where it adds noise or mixes examples; "
-                "call net.eval() first."
-            )
-
-
-_TRAINED = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+    for module in net.modules():
+        norm, kind = isinstance(module, nn.modules.batchnorm._BatchNorm), type(module).__name__
+        if norm and (module.training or module.running_mean is None):
+            raise ValueError(f"correlated: {kind} mixes examples by the statistics of a batch; give it running ones and call net.eval().")
+        if module.training and (isinstance(module, nn.modules.dropout._DropoutNd) or getattr(module, "dropout", False)):
+            raise ValueError(f"correlated: {kind} is in training, where it drops entries; call net.eval() first.")
 
 
 class _Bound(nn.Module):
@@ -109,7 +109,8 @@ def _alone(net: nn.Module, method: Method, x: Sequence[Activation]) -> set[nn.Mo
     rows: Counter[nn.Module] = Counter()
 
     def counted(rule: Rule, method: Method, layer: nn.Module, x: Activation) -> Any:
-        rows[layer] += x.shape[:-1].numel() if isinstance(layer, nn.Linear) and not hasattr(layer, "scales") else 2
+        if is_random(layer) and isinstance(layer, nn.Linear) and not hasattr(layer, "scales"):
+            rows[layer] += x.shape[:-1].numel()
         return rule(method, layer, x)
 
     (method | {key: Watching(counted, rule) for key, rule in method.rules.items() if moments.affine in parts_of(rule)})(net, *x)
@@ -158,22 +159,25 @@ class _Noise:
 
 
 def _affine(noise: _Noise, rule: Rule, method: Method, layer: Layer, x: Activation) -> Any:
-    """What is of second order in a layer: deviations of its weights times deviations of its input (Eq. 50)."""
+    """A layer's second order, deviations of its weights times deviations of its input (Eq. 50); all of its noise where it is alone."""
     y = rule(method, layer, x)
     if layer in noise.alone:
         return noise.added(y, y.var if isinstance(x, Tensor) else rule(method, layer, sqrt(x.second_moment)).var)
     if isinstance(x, Tensor) or not is_random(layer):
         return y
+    apart = rule(method, layer, x.std).var - rule(method, layer, torch.zeros_like(x.mean)).var
     if hasattr(layer, "scales"):
-        return noise.added(y, rule(method, layer, x.std).var - rule(method, layer, torch.zeros_like(x.mean)).var)
-    # Positions share the weights, and so does what their inputs deviate by: it moves with the standard deviation everywhere.
-    weight = next((q for name, q in posteriors(layer) if name == "weight"), None)
-    if weight is None:
-        return y
-    shift = {"net.weight": noise.shift(weight.var.expand_as(weight.mean))}
+        return noise.added(y, apart)
+    return _shared(noise, rule, method, layer, x, noise.added(y, (1 - TOGETHER) * apart))
+
+
+def _shared(noise: _Noise, rule: Rule, method: Method, layer: Layer, x: Gaussian, y: Gaussian) -> Gaussian:
+    """The part of the second order that positions have in common, since they share the weights (Eq. 51)."""
+    shift = {"net.weight": noise.shift(TOGETHER * dict(posteriors(layer))["weight"].var.expand_as(layer.weight))}
     if layer.bias is not None:
         shift["net.bias"] = torch.zeros_like(layer.bias)
-    return Gaussian.of(y.mean + mean_of(functional_call(_Bound(layer), shift, (partial(rule, method), x.std))), y.var)
+    common = functional_call(_Bound(layer), shift, (partial(rule, method), x.std))
+    return Gaussian.of(y.mean + mean_of(common), y.var)
 
 
 def _bilinear(noise: _Noise, rule: Rule, method: Method, function: Any, a: Any, b: Any, *rest: Any, **options: Any) -> Any:
@@ -182,7 +186,8 @@ def _bilinear(noise: _Noise, rule: Rule, method: Method, function: Any, a: Any, 
     if a is b or not (isinstance(a, Gaussian) and isinstance(b, Gaussian)):
         return y
     deviations = [Gaussian.of(torch.zeros_like(g.mean), g.var) for g in (a, b)]
-    return noise.added(y, rule(method, function, *deviations, *(None for _ in rest[:1]), *rest[1:], **options).var)
+    without_bias = (*(None for _ in rest[:1]), *rest[1:]), {name: value for name, value in options.items() if name != "bias"}
+    return noise.added(y, rule(method, function, *deviations, *without_bias[0], **without_bias[1]).var)
 
 
 def _activation(noise: _Noise, rule: Rule, method: Method, module: nn.Module, x: Activation) -> Any:
@@ -191,9 +196,11 @@ def _activation(noise: _Noise, rule: Rule, method: Method, module: nn.Module, x:
     return noise.added(y, _left(y, gain(method, module, x, y), x)) if isinstance(x, Gaussian) else y
 
 
-def _elementwise(noise: _Noise, rule: Rule, method: Method, function: Callable[..., Tensor], x: Gaussian, *args: Any) -> Any:
-    y = rule(method, function, x, *args)
-    return noise.added(y, _left(y, smooth_slope(lambda t: function(t, *args), x), x))
+def _elementwise(
+    noise: _Noise, rule: Rule, method: Method, function: Callable[..., Tensor], x: Gaussian, *args: Any, **options: Any
+) -> Any:
+    y = rule(method, function, x, *args, **options)
+    return noise.added(y, _left(y, smooth_slope(lambda t: function(t, *args, **options), x), x))
 
 
 def _left(y: Gaussian, slope: Any, x: Gaussian) -> Tensor:
@@ -201,10 +208,11 @@ def _left(y: Gaussian, slope: Any, x: Gaussian) -> Tensor:
 
 
 def _average(rule: Rule, method: Method, average: Callable[..., Tensor], x: Activation, *args: Any, **options: Any) -> Any:
-    """Positions that are averaged have come from the same weights: they deviate together (Eq. 51)."""
+    """Positions that are averaged have come from the same weights: in part they deviate together (Eq. 51)."""
     if not isinstance(x, Gaussian):
         return rule(method, average, x, *args, **options)
-    return Gaussian.of(average(x.mean, *args, **options), average(x.std, *args, **options).square())
+    y, together = rule(method, average, x, *args, **options), average(x.std, *args, **options).square()
+    return Gaussian.of(y.mean, torch.lerp(y.var, together, TOGETHER))
 
 
 NOISE: dict[Callable[..., Any], Callable[..., Any]] = {
