@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     path = options.out / "networks.json"
-    configuration = {"draws": options.draws, "epochs": options.epochs, "networks": options.networks}
+    configuration = {"draws": options.draws, "epochs": options.epochs, "networks": options.networks, "passes": list(PASSES)}
     if not cells.finished(path, configuration):
         cells.write(
             path, configuration, networks={name: measure(*trained(name, options.epochs), options.draws) for name in options.networks}
