@@ -41,12 +41,12 @@ def correlated(net: nn.Module, *x: Activation, method: Method = DVI) -> Gaussian
     Exact where DVI is, and in linear networks up to three layers. It takes about a pass and a backward pass for each output of the
     network, and gives no gradients: for predictions, not for training. Each row of the first dimension is an example by itself.
 
-    >>> net = vp.variational(nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2), nn.Linear(2, 1)), logvar=-3.0)
-    >>> x = torch.ones(4, 1)
-    >>> vp.correlated(net, x).var.shape
-    torch.Size([4, 1])
+    >>> net = vp.variational(nn.Sequential(nn.Conv1d(1, 1, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten()), logvar=0.0)
+    >>> x = torch.ones(1, 1, 100)
+    >>> [round(f.var.item(), 2) for f in (vp.DVI(net, x), vp.correlated(net, x))]      # one weight, averaged with itself
+    [0.01, 1.0]
     """
-    _check(net, x)
+    _check(net, x, method)
     first = [move(lambda t: t[:1], a) for a in x]
     alone = _alone(net, method, first)
     weights = dict(_weights(net, alone))
@@ -77,7 +77,9 @@ def correlated(net: nn.Module, *x: Activation, method: Method = DVI) -> Gaussian
     return Gaussian.of(*vmap(one, chunk_size=at_once)(*x))
 
 
-def _check(net: nn.Module, x: Sequence[Activation]) -> None:
+def _check(net: nn.Module, x: Sequence[Activation], method: Method) -> None:
+    if method.samples:
+        raise ValueError(f"correlated: {method.name} draws samples and carries no variance; give a method with moments, such as vp.DVI.")
     if next(posteriors(net), None) is None and not any(isinstance(a, Gaussian) for a in x):
         raise ValueError("correlated: neither the weights nor the inputs are random; make weights random with variational(net).")
     if not x or any(len(a.shape) == 0 or a.shape[0] != x[0].shape[0] or a.shape[0] == 0 for a in x):
