@@ -114,13 +114,14 @@ def markdown(lines: Iterable[list[str]]) -> str:
 
 
 def main() -> None:
-    from . import consistency, networks  # which import this module
+    from . import consistency, networks, positions  # which import this module
 
     here = Path(__file__).parent
     sections = {
         "table1": table1(),
         "consistency": consistency.tables(),
         "networks": networks.table(json.loads((cells.RESULTS / "accuracy" / "networks.json").read_text())["networks"]),
+        "positions": positions.table(json.loads((cells.RESULTS / "accuracy" / "positions.json").read_text())["rows"]),
         "calibrate": calibration(),
     }
     parts = [f"{(here / 'notes' / f'{name}.md').read_text().strip()}\n\n{tables}" for name, tables in sections.items()]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import accuracy, calibrate, cells, consistency, data, networks, table1, tables
+from experiments import accuracy, calibrate, cells, consistency, data, networks, positions, table1, tables
 
 needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
 
@@ -202,3 +202,10 @@ def test_the_accuracy_of_trained_networks_from_end_to_end(tmp_path: Path, capsys
     row = json.loads((tmp_path / "networks.json").read_text())["networks"]["lenet"]
     assert all(0.7 < row[method]["var_ratio"] < 1.2 for method in networks.PASSES)
     assert "| lenet | " in capsys.readouterr().out
+
+
+def test_the_correlation_of_positions_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    positions.main(["--networks", "LeNet", "--draws", "100", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "positions.json").read_text())["rows"]
+    assert all(0.5 < row["correlated"][0] <= row["correlated"][2] * 1.01 < 1.5 for row in rows)
+    assert "| LeNet | noise | -9 | " in capsys.readouterr().out
