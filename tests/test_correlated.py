@@ -48,6 +48,17 @@ class Product(nn.Module):
         return self.a(x) * self.b(x)
 
 
+class Functions(nn.Module):
+    """One hidden layer, whose weights `forward` uses by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.relu(F.linear(x, self.a.weight, self.a.bias)), self.b.weight, bias=self.b.bias)
+
+
 class Last(nn.Module):
     """The last step of a sequence that passes a recurrent layer."""
 
@@ -97,6 +108,34 @@ def test_one_hidden_layer_is_that_of_dvi(act: Callable[[], nn.Module], options: 
     torch.testing.assert_close(f.var, dvi.var, rtol=1e-6, atol=0)
 
 
+@pytest.mark.usefixtures("float64")
+def test_weights_that_forward_uses_by_themselves():
+    net, x = random(Functions(), biases=True), torch.randn(3, 4)
+    torch.testing.assert_close(vp.correlated(net, x).var, vp.DVI(net, x).var.detach())
+
+
+@pytest.mark.usefixtures("float64")
+def test_what_positions_share_is_half_of_what_they_could():
+    """Eq. 51, written out for kernels of one weight."""
+    net, x = random(nn.Sequential(nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 1), nn.AdaptiveAvgPool1d(1)), biases=True), torch.randn(1, 1, 7)
+    first, second = net[0], net[1]
+    v1, c1, v2, c2 = (q.var for _, q in vp.posteriors(net))
+    v = v1 * x.square() + c1
+    of_first_order = second.weight**2 * (v1 * x.mean() ** 2 + c1) + v2 * first(x).mean() ** 2 + c2
+    shared = 0.5 * v2 * v.mean() / 7 + 0.5 * v2 * v.sqrt().mean() ** 2
+    torch.testing.assert_close(vp.correlated(net, x).var, (of_first_order + shared).detach())
+
+
+@pytest.mark.usefixtures("float64")
+def test_an_average_is_halfway_between_independent_and_one():
+    net, x = random(nn.Sequential(nn.Conv1d(1, 1, 1), nn.AvgPool1d(7), nn.Flatten(), nn.Linear(1, 1))), torch.randn(1, 1, 7)
+    v1, v2 = (q.var for _, q in vp.posteriors(net))
+    v = v1 * x.square()
+    pooled_variance = 0.5 * v.mean() / 7 + 0.5 * v.sqrt().mean() ** 2
+    var = net[3].weight ** 2 * v1 * x.mean() ** 2 + v2 * (net[0](x).mean() ** 2 + pooled_variance)
+    torch.testing.assert_close(vp.correlated(net, x).var, var[0].detach())
+
+
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
@@ -144,6 +183,9 @@ def test_independence_would_not_pass():
 
 def test_a_horseshoe_is_near_the_sampled_one():
     net, x = random(perceptron(4, 12, 12, 2), posterior="horseshoe"), torch.randn(4, 4)
+    assert 0.85 < ratio(vp.correlated(net, x), draws(net, x, 4000)) < 1.15
+    for layer in (net[0], net[2], net[4]):
+        nn.init.constant_(layer.scales.group_logvar, -2.0)
     assert 0.85 < ratio(vp.correlated(net, x), draws(net, x, 4000)) < 1.15
 
 
