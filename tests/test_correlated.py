@@ -181,11 +181,12 @@ def test_independence_would_not_pass():
     assert "var" in difference(vp.DVI(net, x), draws(net, x))
 
 
-def test_a_horseshoe_is_near_the_sampled_one():
-    net, x = random(perceptron(4, 12, 12, 2), posterior="horseshoe"), torch.randn(4, 4)
-    assert 0.85 < ratio(vp.correlated(net, x), draws(net, x, 4000)) < 1.15
-    for layer in (net[0], net[2], net[4]):
-        nn.init.constant_(layer.scales.group_logvar, -2.0)
+@pytest.mark.parametrize(("logvar", "scales"), [(-4.0, -9.0), (-9.0, -3.0)], ids=["weights", "scales"])
+def test_a_horseshoe_is_near_the_sampled_one(logvar: float, scales: float) -> None:
+    net, x = random(perceptron(4, 12, 12, 2), logvar, posterior="horseshoe"), torch.randn(4, 4)
+    for name, parameter in net.named_parameters():
+        if "scales" in name and name.endswith("logvar"):
+            nn.init.constant_(parameter, scales)
     assert 0.85 < ratio(vp.correlated(net, x), draws(net, x, 4000)) < 1.15
 
 
