@@ -48,6 +48,17 @@ class Product(nn.Module):
         return self.a(x) * self.b(x)
 
 
+class Sum(nn.Module):
+    """Two inputs, each with its layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 5), nn.Linear(3, 5)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.a(a) + self.b(b)
+
+
 class Functions(nn.Module):
     """One hidden layer, whose weights `forward` uses by themselves."""
 
@@ -196,6 +207,12 @@ def test_random_inputs_and_certain_layers():
     x = vp.Gaussian(torch.randn(3, 4), torch.rand(3, 4))
     torch.testing.assert_close(vp.correlated(net[:1], x).var, net[0].weight.square().mul(x.var[:, None]).sum(-1).detach())
     torch.testing.assert_close(vp.correlated(net, x.mean).var, vp.DVI(net, x.mean).var.detach())
+
+
+@pytest.mark.usefixtures("float64")
+def test_several_inputs():
+    net, a, b = random(Sum()), torch.randn(4, 2), vp.Gaussian(torch.randn(4, 3), torch.rand(4, 3))
+    torch.testing.assert_close(vp.correlated(net, a, b).var, vp.DVI(net, a, b).var.detach())
 
 
 @pytest.mark.usefixtures("float64")
