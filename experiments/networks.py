@@ -13,6 +13,7 @@ import timeit
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import torch
@@ -126,10 +127,10 @@ def measure(net: nn.Module, x: Tensor, draws: int) -> dict[str, dict[str, float]
     return rows
 
 
-def cost(net: nn.Module, x: Tensor, repeats: int = 9) -> float:
-    """What `correlated` takes, in passes of DVI: the quickest of several of each."""
-    passes = {f: partial(f, net, x) for f in (vp.DVI, vp.correlated)}
-    seconds = {f: min(timeit.repeat(run, number=1, repeat=repeats)) for f, run in passes.items()}
+def cost(net: nn.Module, x: Tensor, repeats: int = 15) -> float:
+    """What `correlated` takes, in passes of DVI: processor time, since the machine may be shared; the quickest of several of each."""
+    passes = {f: timeit.Timer(partial(f, net, x), timer=process_time) for f in (vp.DVI, vp.correlated)}
+    seconds = {f: min(timer.repeat(repeats, number=1)) for f, timer in passes.items()}
     return seconds[vp.correlated] / seconds[vp.DVI]
 
 
