@@ -1,16 +1,19 @@
 """How near are the moments of whole trained networks to those of sampled ones? `python -m experiments.networks`.
 
 A perceptron, a LeNet and a residual network are trained with DVI on data that scikit-learn carries. Then all weights are drawn 20,000
-times, each draw one network for all inputs, and mean and variance of every output are compared with those of a pass: DVI and CVBP with the
-networks themselves, VBP with its own model, the same networks with every gate set by the mean of its input.
+times, each draw one network for all inputs, and mean and variance of every output are compared with those of a pass: DVI, CVBP and
+`correlated` with the networks themselves, VBP with its own model, the same networks with every gate set by the mean of its input.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import timeit
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import torch
@@ -58,6 +61,7 @@ def resnet() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), Block(8), Block(8), *head)
 
 
+PASSES: dict[str, Callable[..., Any]] = {"dvi": vp.DVI, "correlated": vp.correlated, "cvbp": vp.CVBP, "vbp": vp.VBP}
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "lenet": lenet, "resnet": resnet}
 
 
@@ -117,14 +121,24 @@ def measure(net: nn.Module, x: Tensor, draws: int) -> dict[str, dict[str, float]
         weights = draw(net, min(CHUNK, draws - start), generator)
         real.add(vmap(lambda w: functional_call(net, w, (x,)))(weights))
         own.add(vmap(lambda w: functional_call(gated, {f"net.{k}": v for k, v in w.items()}, (x,)))(weights))
-    moments = {"dvi": real.result(), "cvbp": real.result(), "vbp": own.result()}
-    return {method: compared(vp.METHODS[method](net, x), *by) for method, by in moments.items()}
+    moments = {"dvi": real, "correlated": real, "cvbp": real, "vbp": own}
+    rows = {name: compared(PASSES[name](net, x), *by.result()) for name, by in moments.items()}
+    rows["correlated"]["cost"] = cost(net, x.repeat(5, *(1,) * (x.dim() - 1)))
+    return rows
+
+
+def cost(net: nn.Module, x: Tensor, repeats: int = 15) -> float:
+    """What `correlated` takes, in passes of DVI: processor time, since the machine may be shared; the quickest of several of each."""
+    passes = {f: timeit.Timer(partial(f, net, x), timer=process_time) for f in (vp.DVI, vp.correlated)}
+    seconds = {f: min(timer.repeat(repeats, number=1)) for f, timer in passes.items()}
+    return seconds[vp.correlated] / seconds[vp.DVI]
 
 
 def table(networks: dict[str, dict[str, dict[str, float]]]) -> str:
-    head = ["network", *(f"{m.upper()}: {what}" for m in ("dvi", "cvbp", "vbp") for what in ("variance", "mean"))]
+    titles = {name: name if name == "correlated" else name.upper() for name in PASSES}
+    head = ["network", *(f"{title}: {what}" for title in titles.values() for what in ("variance", "mean")), "correlated: cost"]
     lines = [
-        [name, *(f"{rows[m][key]:.3f}" for m in ("dvi", "cvbp", "vbp") for key in ("var_ratio", "mean_error"))]
+        [name, *(f"{rows[m][key]:.3f}" for m in PASSES for key in ("var_ratio", "mean_error")), f"{rows['correlated']['cost']:.0f}"]
         for name, rows in networks.items()
     ]
     return markdown([head, *lines])
@@ -139,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     path = options.out / "networks.json"
-    configuration = {"draws": options.draws, "epochs": options.epochs, "networks": options.networks}
+    configuration = {"draws": options.draws, "epochs": options.epochs, "networks": options.networks, "passes": list(PASSES)}
     if not cells.finished(path, configuration):
         cells.write(
             path, configuration, networks={name: measure(*trained(name, options.epochs), options.draws) for name in options.networks}

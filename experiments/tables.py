@@ -115,7 +115,7 @@ def markdown(lines: Iterable[list[str]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    from . import consistency, defaults, estimators, networks  # which import this module
+    from . import consistency, defaults, estimators, networks, positions  # which import this module
 
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(prog="python -m experiments.tables", description=__doc__)
@@ -125,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "table1": table1(),
         "consistency": consistency.tables(),
         "networks": networks.table(json.loads((cells.RESULTS / "accuracy" / "networks.json").read_text())["networks"]),
+        "positions": positions.table(json.loads((cells.RESULTS / "accuracy" / "positions.json").read_text())["rows"]),
         "calibrate": calibration(),
         "defaults": defaults.tables(),
         "estimators": estimators.tables(),

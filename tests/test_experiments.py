@@ -14,7 +14,21 @@ import pytest
 import torch
 
 from benchmarks import replicas, step
-from experiments import accuracy, calibrate, cells, consistency, data, defaults, estimators, networks, residual, softmax, table1, tables
+from experiments import (
+    accuracy,
+    calibrate,
+    cells,
+    consistency,
+    data,
+    defaults,
+    estimators,
+    networks,
+    positions,
+    residual,
+    softmax,
+    table1,
+    tables,
+)
 
 needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
 
@@ -205,7 +219,7 @@ def test_consistency_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_accuracy_of_trained_networks_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     networks.main(["--networks", "lenet", "--draws", "200", "--epochs", "1", "--out", str(tmp_path)])
     row = json.loads((tmp_path / "networks.json").read_text())["networks"]["lenet"]
-    assert all(0.7 < row[method]["var_ratio"] < 1.2 for method in ("dvi", "cvbp", "vbp"))
+    assert all(0.7 < row[method]["var_ratio"] < 1.2 for method in networks.PASSES)
     assert "| lenet | " in capsys.readouterr().out
 
 
@@ -273,3 +287,10 @@ def test_the_benchmark_of_replicas_from_end_to_end(tmp_path: Path, monkeypatch: 
     replicas.main(["--epochs", "1", "--out", str(tmp_path / "replicas.json")])
     seconds = json.loads((tmp_path / "replicas.json").read_text())["seconds"]
     assert (len(seconds["one_by_one"]), len(seconds["at_once"])) == (3, 1)
+
+
+def test_the_correlation_of_positions_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    positions.main(["--networks", "LeNet", "--draws", "100", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "positions.json").read_text())["rows"]
+    assert all(0.5 < row["correlated"][0] <= row["correlated"][2] * 1.01 < 1.5 for row in rows)
+    assert "| LeNet | noise | -9 | " in capsys.readouterr().out

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from . import delta, functional, likelihoods, metrics, predictive, priors, replicas
 from .audit import Audit, audit
 from .calibration import calibrate, import_posterior
+from .correlated import correlated
 from .description import ModelFileError
 from .export import export, export_onnx
 from .filtering import AssumedDensityFilter
@@ -54,6 +55,7 @@ __all__ = [
     "audit",
     "calibrate",
     "centred",
+    "correlated",
     "delta",
     "export",
     "export_onnx",

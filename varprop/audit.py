@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from . import functional as fn
-from .gaussian import Gaussian, mean_of
-from .methods.base import Method, Rule
+from .correlated import correlated
+from .gaussian import Activation, Gaussian, mean_of
+from .methods.base import Method, Rule, Watching
 from .methods.deterministic import DETERMINISTIC
 from .methods.dvi import DVI
 from .methods.moments import MAX_POOLS, PIECEWISE, piecewise
@@ -60,7 +61,7 @@ class Audit:
 
     own: Scores
     exact: Scores
-    """By the exact moments of each activation: right for one hidden layer, the best closed form for more."""
+    """By the exact moments of each activation: right for one hidden layer; for more by `correlated`, the best closed form."""
     sampled: Scores | None
     """By networks drawn from the posterior; None where `exact` needs no judge."""
     gate_kl: float
@@ -122,8 +123,9 @@ def audit(elbo: ELBO, x: Tensor, y: Tensor, *, samples: int = 1000, tolerance: f
         exact = _exact(elbo.method)
         gates = _Gates(elbo, exact if elbo.method.samples else elbo.method, x)
         own = _drawn(elbo, _passes(elbo, samples, seed), x) if elbo.method.samples else _in_one_pass(elbo, elbo.method, x)
-        judge = None if gates.depth <= 1 or elbo.method is PBP else _drawn(elbo, _networks(elbo, samples, seed), x)
-        best = _in_one_pass(elbo, exact, x)
+        deep = gates.depth > 1 and elbo.method is not PBP
+        judge = _drawn(elbo, _networks(elbo, samples, seed), x) if deep else None
+        best = _in_one_pass(elbo, partial(correlated, method=exact) if deep else exact, x)
     finally:
         elbo.train(training)
     return Audit(_scores(own, y), _scores(best, y), _scores(judge, y) if judge else None, gates.kl, gates.layers, tolerance)
@@ -142,7 +144,7 @@ Predicted = tuple[Predictive, Tensor]
 """A prediction, and the standard deviation of the network's output."""
 
 
-def _in_one_pass(elbo: ELBO, method: Method, x: Tensor) -> Predicted:
+def _in_one_pass(elbo: ELBO, method: Callable[..., Activation], x: Tensor) -> Predicted:
     outputs = [method(elbo.net, part) for part in x.split(BATCH)]
     return _joined((elbo.likelihood.predictive(f), f.std if isinstance(f, Gaussian) else torch.zeros_like(f)) for f in outputs)
 
@@ -241,7 +243,7 @@ def _noting(method: Method, notes: list[tuple[nn.Module, Gaussian]]) -> Method:
         return out
 
     kinds = [kind for kind in method.rules if isinstance(kind, type) and kind not in (nn.Module, nn.Sequential, nn.ModuleList)]
-    return method | {kind: partial(noted, method.rules[kind]) for kind in kinds}
+    return method | {kind: Watching(noted, method.rules[kind]) for kind in kinds}
 
 
 def _by_unit(layer: nn.Module, t: Tensor) -> Tensor:

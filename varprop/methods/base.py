@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,6 +72,17 @@ def row(keys: Any, module: nn.Module) -> type[nn.Module] | None:
         if base in keys and (base is nn.Module or base.forward is kind.forward):
             return base
     return None
+
+
+class Watching(partial[Any]):
+    """A rule around another, its last argument, that computes what the other does and looks on."""
+
+
+def watched(rule: Rule) -> Rule:
+    """The rule that computes, without those that look on."""
+    while isinstance(rule, Watching):
+        rule = rule.args[-1]
+    return rule
 
 
 def missing(method: Method, operation: Any, detail: str = "") -> NoRuleError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ from .. import functional as fn
 from ..gaussian import Gaussian, mean_of, sqrt
 from ..posterior import Layer
 from . import functions
-from .base import Method, row
+from .base import Method, row, watched
 from .graph import Ref, Step, Values, filled, layer
-from .moments import AFFINE, PIECEWISE, SMOOTH, affine, piecewise
+from .moments import AFFINE, PIECEWISE, SMOOTH, _bent, affine
 
 Gain = Tensor | float
 
@@ -73,31 +74,29 @@ def path(method: Method, module: nn.Module, steps: Sequence[Step], values: Value
         operation = layer(module, step) or functions.twin_of(step.target, *filled((step.args[1:], step.kwargs), values))
         kind = None if operation is None else row(AFFINE, operation)
         if kind is not None:
-            if getattr(method.rules[kind], "func", None) is not affine or hasattr(operation, "scales") or operation in layers:
+            if getattr(watched(method.rules[kind]), "func", None) is not affine or hasattr(operation, "scales") or operation in layers:
                 return None
             layers.append(operation)
             inputs.append(mean_of(values[step.sources[0]]))
             gains.append(1.0)
         else:
-            gain = _function_gain(step, values) if operation is None else _gain(method, operation, step, values)
-            if gain is None:
+            x, y = values[step.sources[0]], values[step.name]
+            slope = _function_gain(step, values) if operation is None else gain(method, operation, x, y)
+            if slope is None:
                 return None
-            gains[-1] = gains[-1] * gain
+            gains[-1] = gains[-1] * slope
     return Path(layers, gains, inputs)
 
 
 # --------------------------------------------------------------------------------------------------------------------------- gains
 
 
-def _gain(method: Method, operation: nn.Module, step: Step, values: Values) -> Gain | None:
-    """E[∂out/∂in] of each entry, with gates frozen: Cov(out, in) = gain · Var[in] (Eq. 42)."""
-    x, y = values[step.sources[0]], values[step.name]
+def gain(method: Method, operation: nn.Module, x: Any, y: Any) -> Gain | None:
+    """E[∂y/∂x] of each entry, with gates frozen: Cov(y, x) = gain · Var[x] (Eq. 42)."""
     if not isinstance(x, Gaussian) or not isinstance(y, Gaussian):
         return None
     if isinstance(operation, PIECEWISE):
-        if isinstance(operation, nn.PReLU) and operation.weight.numel() > 1:
-            return None
-        return fn.slope(x, piecewise(operation), method.slope)
+        return _bent(partial(fn.slope, sharpness=method.slope), operation, x)
     if isinstance(operation, SMOOTH):
         return fn.smooth_slope(operation, x)
     if isinstance(operation, nn.modules.batchnorm._BatchNorm):

@@ -108,7 +108,7 @@ def piecewise(module: Layer) -> fn.Piecewise:
     raise TypeError(f"{type(module).__name__} is not piecewise linear.")
 
 
-def _bent(moments: Callable[[Gaussian, fn.Piecewise], Gaussian], module: Layer, x: Gaussian) -> Gaussian:
+def _bent(moments: Callable[[Gaussian, fn.Piecewise], Any], module: Layer, x: Gaussian) -> Any:
     if isinstance(module, nn.PReLU) and module.weight.numel() > 1:
         # PReLU has one slope for each channel, which torch counts in dimension 1.
         slopes = module.weight.view(-1, *(1,) * (x.mean.dim() - 2))
