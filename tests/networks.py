@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -143,3 +146,14 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(x) if x.sum() > 0 else x
+
+
+class Function(nn.Module):
+    """A function as a network."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)

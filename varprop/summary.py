@@ -18,10 +18,12 @@ from .gaussian import Activation, Gaussian
 from .methods import Method
 from .methods.base import Rule, row
 from .methods.correlation import covariance
-from .methods.functions import add, affine, bilinear, by_twin, multiply, subtract, twin_of
+from .methods.functions import add, added, affine, bilinear, einsum, multiply, subtract
 from .methods.graph import Ref, Step, Values, layer
 from .methods.kinds import CORRECTED, INDEPENDENT, OWN, PLAIN, SQUARE, Kind, kind
+from .methods.maxima import either, larger
 from .methods.network import holds_gaussian, walk
+from .methods.twins import by_twin, twin_of
 from .posterior import posteriors
 
 
@@ -75,7 +77,7 @@ class Summary:
     __repr__ = __str__
 
 
-OF_TWO = (add, subtract, multiply, bilinear, affine)
+OF_TWO = (add, subtract, multiply, bilinear, affine, added, einsum, larger, either)
 
 
 @torch.no_grad()
@@ -152,7 +154,7 @@ def _kind(method: Method, net: nn.Module, step: Step, rule: Rule | None, values:
         assert twin is not None
         return kind(method.rule(twin)) or OWN
     known = kind(rule) or OWN
-    if layer(net, step) is not None or rule not in OF_TWO:
+    if layer(net, step) is not None or getattr(rule, "func", rule) not in OF_TWO:
         return known
     if covariance(method, net, step, values) is not None:
         return CORRECTED

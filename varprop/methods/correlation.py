@@ -26,6 +26,7 @@ from . import functions
 from .base import Method, row
 from .graph import Ref, Step, Values, filled, layer
 from .moments import AFFINE, PIECEWISE, SMOOTH, affine, piecewise
+from .twins import twin_of
 
 Gain = Tensor | float
 
@@ -70,7 +71,7 @@ def path(method: Method, module: nn.Module, steps: Sequence[Step], values: Value
     inputs: list[Tensor] = []
     gains: list[Gain] = [1.0]
     for step in steps:
-        operation = layer(module, step) or functions.twin_of(step.target, *filled((step.args[1:], step.kwargs), values))
+        operation = layer(module, step) or twin_of(step.target, *filled((step.args[1:], step.kwargs), values))
         kind = None if operation is None else row(AFFINE, operation)
         if kind is not None:
             if getattr(method.rules[kind], "func", None) is not affine or hasattr(operation, "scales") or operation in layers:
