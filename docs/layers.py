@@ -13,11 +13,11 @@ from typing import Any
 from torch import nn
 
 import varprop as vp
-from varprop.methods import attention, kinds, moments, normalisation, recurrent
+from varprop.methods import attention, embedding, kinds, moments, normalisation, recurrent
 
 TITLES = {
     "Containers": (nn.Sequential, nn.ModuleList),
-    "Layers with weights": (*moments.AFFINE, *attention.EMBEDDING),
+    "Layers with weights": (*moments.AFFINE, *embedding.EMBEDDING),
     "Attention and recurrence": (*attention.ATTENTION, *recurrent.RECURRENT),
     "Normalisation": tuple(normalisation.NORMALISATION),
     "Piecewise-linear activations": moments.PIECEWISE,

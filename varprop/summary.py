@@ -129,7 +129,7 @@ def _name(operation: Any) -> str:
 
 
 def _with_parameters(row: Operation, module: nn.Module) -> Operation:
-    random = sum(q.mean.numel() for _, q in posteriors(module))
+    random = sum(q.random.mean.numel() for _, q in posteriors(module))
     parameters = sum(p.numel() for name, p in module.named_parameters() if "logvar" not in name and "scales." not in name)
     return replace(row, parameters=parameters, random=random)
 

@@ -1,4 +1,4 @@
-"""Embedding, attention and transformer encoders. Weights that positions share make them correlated, which is not kept."""
+"""Attention and transformer encoders. Weights that positions share make them correlated, which is not kept."""
 
 from __future__ import annotations
 
@@ -14,17 +14,6 @@ from .. import functional as fn
 from ..gaussian import Activation, Gaussian, as_gaussian, mean_of, move
 from ..posterior import Layer, posteriors, random_tensor
 from .base import Method, NoRuleError, Rule, missing
-
-
-def embedding(method: Method, layer: Layer, index: Tensor) -> Activation:
-    """The rows of a random table; the row of `padding_idx` is certain."""
-    mean = layer(index)
-    if not hasattr(layer, "weight_logvar"):
-        return mean
-    var = F.embedding(index, layer.weight_logvar).exp()
-    if layer.padding_idx is not None:
-        var = var.masked_fill((index == layer.padding_idx).unsqueeze(-1), 0.0)
-    return Gaussian.of(mean, var)
 
 
 def is_plain(module: nn.Module, *x: Any) -> bool:
@@ -212,4 +201,3 @@ ATTENTION: dict[type[nn.Module], Rule] = {
     nn.TransformerEncoderLayer: _encoder_layer,
     nn.TransformerEncoder: _encoder,
 }
-EMBEDDING: dict[type[nn.Module], Rule] = {nn.Embedding: embedding}

@@ -7,7 +7,22 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .. import functional as fn
-from . import attention, base, cvbp, dvi, functions, local_reparam, moments, network, normalisation, pbp, recurrent, resampling, twins
+from . import (
+    attention,
+    base,
+    cvbp,
+    dvi,
+    embedding,
+    functions,
+    local_reparam,
+    moments,
+    network,
+    normalisation,
+    pbp,
+    recurrent,
+    resampling,
+    twins,
+)
 from .vbp import _gate, _winner_pool
 
 
@@ -43,7 +58,8 @@ KINDS: dict[Callable[..., Any], Kind] = {
     moments._adaptive_average: Kind("exact", 9),
     moments._smooth: Kind("approximate", 11),
     moments._gated_linear: Kind("approximate", 11),
-    attention.embedding: Kind("exact"),
+    embedding.embedding: Kind("exact"),
+    embedding.embedding_bag: Kind("exact", 61),
     attention._multihead: Kind("approximate", 37),
     attention._encoder_layer: Kind("part by part"),
     attention._encoder: Kind("one by one"),

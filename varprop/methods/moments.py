@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from .. import functional as fn
 from ..gaussian import Activation, Gaussian, move
 from ..posterior import Layer, random_bias, random_weight
-from .attention import ATTENTION, EMBEDDING
+from .attention import ATTENTION
 from .base import Method, Rule, activation, sequential
+from .embedding import EMBEDDING
 from .normalisation import NORMALISATION
 from .recurrent import RECURRENT
 from .resampling import RESAMPLING
