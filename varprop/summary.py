@@ -20,7 +20,7 @@ from .methods.base import Rule, row
 from .methods.correlation import covariance
 from .methods.functions import add, added, affine, bilinear, einsum, multiply, subtract
 from .methods.graph import Ref, Step, Values, layer
-from .methods.kinds import CORRECTED, INDEPENDENT, OWN, PLAIN, SQUARE, Kind, kind
+from .methods.kinds import INDEPENDENT, OWN, PLAIN, SQUARE, Kind, kind
 from .methods.maxima import either, larger
 from .methods.network import holds_gaussian, walk
 from .methods.twins import by_twin, twin_of
@@ -156,8 +156,9 @@ def _kind(method: Method, net: nn.Module, step: Step, rule: Rule | None, values:
     known = kind(rule) or OWN
     if layer(net, step) is not None or getattr(rule, "func", rule) not in OF_TWO:
         return known
-    if covariance(method, net, step, values) is not None:
-        return CORRECTED
+    corrected = covariance(method, net, step, values)
+    if corrected is not None:
+        return Kind("corrected", corrected[1])
     operands = [name for name in step.sources if isinstance(values[name], Gaussian)]
     if len(operands) == 2 and not origins[operands[0]].isdisjoint(origins[operands[1]]):
         return INDEPENDENT

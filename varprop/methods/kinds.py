@@ -37,7 +37,6 @@ class Kind(NamedTuple):
 
 
 SQUARE = Kind("exact", 40)
-CORRECTED = Kind("corrected", 41)
 INDEPENDENT = Kind("independent")
 PLAIN = Kind("plain")
 OWN = Kind("your own")
