@@ -19,10 +19,10 @@ from .methods import Method
 from .methods.base import Rule, row
 from .methods.correlation import covariance
 from .methods.functions import add, added, affine, bilinear, einsum, multiply, subtract
-from .methods.graph import Ref, Step, Values, layer
 from .methods.kinds import INDEPENDENT, OWN, PLAIN, SQUARE, Kind, kind
 from .methods.maxima import either, larger
 from .methods.network import holds_gaussian, walk
+from .methods.steps import Ref, Step, Values, layer
 from .methods.twins import by_twin, twin_of
 from .posterior import posteriors
 

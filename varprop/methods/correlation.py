@@ -25,8 +25,8 @@ from ..posterior import Layer
 from . import functions
 from .base import Method, row
 from .diagonals import Gain, Path, diagonal
-from .graph import Ref, Step, Values, filled, layer
 from .moments import AFFINE, PIECEWISE, SMOOTH, affine, piecewise
+from .steps import Ref, Step, Values, filled, layer
 from .twins import twin_of
 
 
