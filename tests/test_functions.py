@@ -278,6 +278,14 @@ def test_maxima_by_each_method() -> None:
     assert [str(row.kind) for row in rows.operations] == ["exact (Eq. 1)", "exact (Eq. 3)", "independent"]
 
 
+@pytest.mark.parametrize("name", NORMS)
+def test_the_summary_says_of_a_function_what_it_says_of_its_layer(name: str) -> None:
+    layer, function = NORMS[name]
+    x = Gaussian(torch.randn(2, 3, 4), torch.rand(2, 3, 4))
+    ours, theirs = vp.summary(Function(lambda x: function(x, layer)), vp.DVI, x), vp.summary(nn.Sequential(layer), vp.DVI, x)
+    assert ours.operations[0].kind == theirs.operations[0].kind
+
+
 def test_a_maximum_with_itself_is_itself() -> None:
     x = Gaussian(torch.randn(3), torch.rand(3))
     assert vp.DVI(Function(lambda x: torch.maximum(x, x)), x) is x

@@ -23,7 +23,7 @@ from .methods.kinds import INDEPENDENT, OWN, PLAIN, SQUARE, Kind, kind
 from .methods.maxima import either, larger
 from .methods.network import holds_gaussian, walk
 from .methods.steps import Ref, Step, Values, layer
-from .methods.twins import by_twin, twin_of
+from .methods.twins import by_twin, layer_type, twin_of
 from .posterior import posteriors
 
 
@@ -153,7 +153,8 @@ def _kind(method: Method, net: nn.Module, step: Step, rule: Rule | None, values:
         twin = twin_of(step.target, step.args[1:], step.kwargs)
         assert twin is not None
         return kind(method.rule(twin)) or OWN
-    known = kind(rule) or OWN
+    asked = layer_type(rule)
+    known = kind(rule if asked is None else method.rules[asked]) or OWN
     if layer(net, step) is not None or getattr(rule, "func", rule) not in OF_TWO:
         return known
     corrected = covariance(method, net, step, values)

@@ -186,3 +186,18 @@ BY_LAYERS: dict[Any, Rule] = {
     F.instance_norm: partial(by_statistics, _INSTANCE, {**_GIVEN, "use_input_stats": True, **_RATES}),
 }
 """Rows for all of these functions."""
+_ASKED = {
+    interpolated: nn.Upsample,
+    prelu: nn.LeakyReLU,
+    layer_norm: nn.LayerNorm,
+    rms_norm: nn.RMSNorm,
+    unit_length: nn.RMSNorm,
+    group_norm: nn.GroupNorm,
+}
+
+
+def layer_type(rule: Rule) -> type[nn.Module] | None:
+    """The type of layer that a rule asks the method about, where it is the same for all arguments."""
+    if isinstance(rule, partial) and rule.func is by_statistics:
+        return rule.args[0][3]
+    return _ASKED.get(rule)
