@@ -28,8 +28,8 @@ REST = "Averages, noise and moves"
 FUNCTIONS = """## Functions and methods of tensors
 
 What a `forward` may do between layers in VBP, CVBP, DVI and PBP; other methods run functions as they are. The functions are those of
-`torch`, `torch.nn.functional` and `operator`, and the methods of tensors of the same name. Operands are taken as independent; sums are corrected
-where {doc}`networks` says so."""
+`torch`, `torch.nn.functional` and `operator`, and the methods of tensors of the same name. Operands are taken as independent;
+sums are corrected where {doc}`networks` says so."""
 
 
 def kind(rule: Callable[..., Any]) -> kinds.Kind:
