@@ -132,14 +132,15 @@ def _averaged(path: Path, shortcut: Layer | None = None, var: Tensor | None = No
     if not ways or not _is_cheap(layers, shortcut, len(ways), math.prod(sizes)):
         return None
     gains = [gain * torch.ones_like(x) for gain, x in zip(path.gains[1:-1], path.inputs[1:], strict=True)]
-    projection = None if shortcut is None else shortcut.weight.flatten(1)
-    source = None if var is None else _at(var, [Tap(0, step, 0) for step in stride], sizes)
+    projection = None
+    if shortcut is not None and var is not None:
+        projection = shortcut.weight.flatten(1), _at(var, [Tap(0, step, 0) for step in stride], sizes)
     total = torch.zeros((), dtype=like.dtype, device=like.device)
     for way in ways:
         taps = list(zip(*way, strict=True))
         matrices = [layer.weight[(..., *(tap.entry for tap in at))] for layer, at in zip(layers, taps, strict=True)]
         seen = [_at(gain, at, sizes) for gain, at in zip(gains, taps[1:], strict=True)]
-        total = total + _first_order(matrices, seen, projection, source)
+        total = total + _first_order(matrices, seen, projection)
     return total.unflatten(-1, sizes)
 
 
@@ -184,16 +185,18 @@ def _at(t: Tensor, taps: Sequence[Tap], sizes: Sequence[int]) -> Tensor:
     return t[(..., *every)].flatten(2)
 
 
-def _first_order(matrices: Sequence[Tensor], gains: Sequence[Tensor], shortcut: Tensor | None, var: Tensor | None) -> Tensor:
+def _first_order(matrices: Sequence[Tensor], gains: Sequence[Tensor], projection: tuple[Tensor, Tensor] | None) -> Tensor:
     """The diagonal of M_n D … D M_1 diag(v) Pᵀ about the averages of D and of v over positions, their last dimension.
 
-    v is taken as its mean over channels at each position, which is exact, times a profile, which is averaged.
+    P and v are those of the projection; without one the diagonal is that of M_n D … D M_1. Of v, the mean over channels at each position
+    stays as it is, and what is left of a channel is averaged.
     """
     means = [gain.mean(-1).unsqueeze(1) for gain in gains]
-    size, profile = (None, None) if var is None else _profile(var)
-    start = torch.eye(len(matrices[-1]), dtype=matrices[0].dtype, device=matrices[0].device) if shortcut is None else shortcut
-    before = [(start if profile is None else start * profile.mean(-1).unsqueeze(1)) @ matrices[0].mT]
-    after = [matrices[-1]]
+    before, after = [matrices[0].mT], [matrices[-1]]
+    if projection is not None:
+        shortcut, var = projection
+        size, profile = _profile(var)
+        before = [(shortcut * profile.mean(-1).unsqueeze(1)) @ before[0]]
     for matrix, mean in zip(matrices[1:-1], means, strict=False):
         before.append((before[-1] * mean) @ matrix.mT)
     for matrix, mean in zip(matrices[-2:0:-1], means[::-1], strict=False):
@@ -201,9 +204,9 @@ def _first_order(matrices: Sequence[Tensor], gains: Sequence[Tensor], shortcut: 
     slopes = [a * b for a, b in zip(before, after, strict=True)]
     average = (slopes[0] * means[0]).sum(-1, keepdim=True)
     terms = [slope @ gain for slope, gain in zip(slopes, gains, strict=True)]
-    if size is None or profile is None:
+    if projection is None:
         return sum(terms) - (len(terms) - 1) * average
-    terms.append((start * ((after[0] * means[0]) @ matrices[0])) @ profile)
+    terms.append((shortcut * ((after[0] * means[0]) @ matrices[0])) @ profile)
     return size * (sum(terms) - (len(terms) - 1) * average)
 
 
