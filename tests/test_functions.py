@@ -188,6 +188,27 @@ def test_what_has_no_rule_is_an_error(function: Callable[[Any], Any], message: s
         vp.VBP(Function(function), Gaussian(torch.ones(1, 2, 4), torch.ones(1, 2, 4)))
 
 
+class OwnKernel(nn.Module):
+    """Parameters of its own, and a random table of one of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.scale = nn.Parameter(torch.randn(2, 3, 3, 3)), nn.Parameter(torch.randn(2, 1))
+        self.table = nn.Embedding(4, 2, padding_idx=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.conv2d(x, self.kernel, stride=2, padding=1).flatten(2).mT
+        words = F.embedding(torch.tensor([0, 1, 3, 2]), self.table.weight, padding_idx=1)
+        return h * self.scale.mT + words
+
+
+def test_parameters_of_a_module_and_of_its_layers_are_weights_like_any_other() -> None:
+    torch.manual_seed(0)
+    net = vp.variational(OwnKernel().double(), logvar=-2.0)
+    x = Gaussian(torch.randn(2, 3, 4, 4).double(), torch.rand(2, 3, 4, 4).double())
+    assert_agrees(vp.DVI, net, x, samples=4000)
+
+
 # ------------------------------------------------------------------------------------------------- functions that do what a layer does
 
 NORMS: dict[str, tuple[nn.Module, Callable[[Any, Any], Any]]] = {
