@@ -13,11 +13,11 @@ from typing import Any
 from torch import nn
 
 import varprop as vp
-from varprop.methods import attention, kinds, moments, normalisation, recurrent
+from varprop.methods import attention, embedding, kinds, moments, normalisation, recurrent
 
 TITLES = {
     "Containers": (nn.Sequential, nn.ModuleList),
-    "Layers with weights": (*moments.AFFINE, *attention.EMBEDDING),
+    "Layers with weights": (*moments.AFFINE, *embedding.EMBEDDING),
     "Attention and recurrence": (*attention.ATTENTION, *recurrent.RECURRENT),
     "Normalisation": tuple(normalisation.NORMALISATION),
     "Piecewise-linear activations": moments.PIECEWISE,
@@ -27,9 +27,9 @@ TITLES = {
 REST = "Averages, noise and moves"
 FUNCTIONS = """## Functions and methods of tensors
 
-What a `forward` may do between layers in VBP, DVI and PBP; other methods run functions as they are. The functions are those of `torch`,
-`torch.nn.functional` and `operator`, and the methods of tensors of the same name. Operands are taken as independent; sums are corrected
-where {doc}`networks` says so."""
+What a `forward` may do between layers in VBP, CVBP, DVI and PBP; other methods run functions as they are. The functions are those of
+`torch`, `torch.nn.functional` and `operator`, and the methods of tensors of the same name. Operands are taken as independent;
+sums are corrected where {doc}`networks` says so."""
 
 
 def kind(rule: Callable[..., Any]) -> kinds.Kind:

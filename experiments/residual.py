@@ -28,38 +28,79 @@ INDEPENDENT = {operator.add: lambda method, add, a, b: a + b}
 
 
 class Block(nn.Module):
-    """shortcut(h) + V relu(W h), with the gates of the ReLU fixed where they are given."""
+    """shortcut(h) + V relu(… W h), with the gates of the ReLUs fixed where they are given."""
 
-    def __init__(self, first: Any, second: Any, shortcut: Any) -> None:
+    def __init__(self, shortcut: nn.Module, *layers: Any) -> None:
         super().__init__()
-        self.first, self.second, self.shortcut = first, second, shortcut
-        self.gates: Tensor | None = None
+        self.shortcut, self.layers = shortcut, nn.ModuleList(layers)
+        self.gates: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        return self.shortcut(x) + self.second(F.relu(h) if self.gates is None else h * self.gates)
+        h = self.layers[0](x)
+        for i, layer in enumerate(list(self.layers)[1:]):
+            h = layer(h * self.gates[i] if self.gates else F.relu(h))
+        return self.shortcut(x) + h
+
+
+def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2)
 
 
 BLOCKS: dict[str, tuple[Callable[[], Block], tuple[int, ...]]] = {
-    "dense": (lambda: Block(nn.Linear(32, 64), nn.Linear(64, 32), nn.Identity()), (8, 32)),
-    "convolutions": (lambda: Block(nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Identity()), (2, 8, 6, 6)),
-    "halved, projected": (
-        lambda: Block(nn.Conv2d(8, 8, 3, 2, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1, 2)),
-        (2, 8, 6, 6),
-    ),
+    "dense": (lambda: Block(nn.Identity(), nn.Linear(32, 64), nn.Linear(64, 32)), (8, 32)),
+    "dense, projected": (lambda: Block(nn.Linear(32, 32), nn.Linear(32, 64), nn.Linear(64, 32)), (8, 32)),
+    "convolutions": (lambda: Block(nn.Identity(), conv(8, 8, 3), conv(8, 8, 3)), (2, 8, 6, 6)),
+    "projected": (lambda: Block(conv(8, 16, 1), conv(8, 16, 3), conv(16, 16, 3)), (2, 8, 6, 6)),
+    "halved, projected": (lambda: Block(conv(8, 16, 1, 2), conv(8, 16, 3, 2), conv(16, 16, 3)), (2, 8, 8, 8)),
+    "bottleneck": (lambda: Block(nn.Identity(), conv(32, 8, 1), conv(8, 8, 3), conv(8, 32, 1)), (2, 32, 6, 6)),
+    "bottleneck, halved, projected": (lambda: Block(conv(32, 32, 1, 2), conv(32, 8, 1), conv(8, 8, 3, 2), conv(8, 32, 1)), (2, 32, 8, 8)),
 }
-INNER = {"torch's initial weights": None, "V = -Wᵀ": -1.0, "V = Wᵀ": 1.0}
+INNER = {"torch's initial weights": None, "J ~ -P": -1.0, "J ~ P": 1.0}
+"""P is the shortcut, J the other path with half of its gates open."""
+
+
+def centre(layer: Any) -> Tensor:
+    weight: Tensor = layer.weight
+    for n in weight.shape[2:]:
+        weight = weight.select(2, n // 2)
+    return weight
 
 
 @torch.no_grad()
 def build(name: str, sign: float | None) -> tuple[Block, vp.Gaussian]:
+    """A block, its paths independent or as like each other as they get."""
     torch.manual_seed(0)
     make, shape = BLOCKS[name]
     net = make()
-    if sign is not None:
-        weight = net.first.weight
-        net.second.weight.copy_(sign * weight.transpose(0, 1).flip(tuple(range(2, weight.dim()))))
+    layers: list[Any] = list(net.layers)
+    first, *between, last = layers
+    shortcut: Any = net.shortcut
+    if sign is not None and isinstance(net.shortcut, nn.Identity):
+        weight = first.weight
+        for layer in between:
+            nn.init.dirac_(layer.weight)
+        last.weight.copy_(sign * weight.transpose(0, 1).flip(tuple(range(2, weight.dim()))))
+    elif sign is not None:
+        for layer in between:
+            nn.init.dirac_(layer.weight)
+        linear = centre(last)
+        for layer in (*reversed(between), first):
+            linear = 0.5 * linear @ centre(layer)
+        size = centre(shortcut).norm() / linear.norm()
+        shortcut.weight.copy_((sign * size * linear).view_as(shortcut.weight))
     return vp.variational(net, logvar=-8.0), vp.Gaussian(torch.randn(shape), torch.full(shape, 0.1))
+
+
+@torch.no_grad()
+def freeze(net: Block, method: vp.Method, x: vp.Gaussian) -> None:
+    """Fix the gates where the method has them."""
+    gates: list[Tensor] = []
+    h: Any = x
+    for layer in list(net.layers)[:-1]:
+        h = method(layer, h)
+        gates.append((h.mean > 0).to(h.mean.dtype))
+        h = method(nn.ReLU(), h)
+    net.gates = gates
 
 
 @torch.no_grad()
@@ -77,7 +118,8 @@ def measure(samples: int) -> list[dict[str, Any]]:
             for method in (vp.VBP, vp.DVI):
                 net, x = build(name, sign)
                 predictions = {"independent": (method | INDEPENDENT)(net, x).var, "corrected": method(net, x).var}
-                net.gates = (method(net.first, x).mean > 0).to(x.mean.dtype) if method is vp.VBP else None
+                if method is vp.VBP:
+                    freeze(net, method, x)
                 truth = sampled(net, x, samples)
                 ratios = {key: (var / truth).mean().item() for key, var in predictions.items()}
                 rows.append({"block": name, "inner": inner, "method": method.name, **ratios})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import varprop as vp
 from varprop.gaussian import Gaussian, mean_of
 
-from .sampling import assert_agrees, draws, moments
+from .sampling import assert_agrees, difference, draws, moments
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,81 @@ def test_padding_is_certain() -> None:
     assert f.var[0].min() > 0
     assert f.var[1].abs().max() == 0
     assert f.mean[1].abs().max() == 0
+
+
+def test_padding_is_nothing_that_a_prior_weighs() -> None:
+    padded, plain = (vp.variational(nn.Embedding(n, 3, padding_idx=i), logvar=-2.0) for n, i in ((5, 2), (4, None)))
+    rows = torch.tensor([0, 1, 3, 4])
+    with torch.no_grad():
+        plain.weight.copy_(padded.weight[rows])
+        plain.weight_logvar.copy_(padded.weight_logvar[rows])
+    for prior in (vp.priors.Normal(2.0), vp.priors.LogUniform(), vp.priors.EmpiricalBayes(), vp.priors.Centred()):
+        first, second = (vp.ELBO(vp.centred(net), vp.VBP, vp.likelihoods.Normal(), prior, n_data=1).kl() for net in (padded, plain))
+        torch.testing.assert_close(first, second)
+    (slope,) = torch.autograd.grad(
+        vp.ELBO(padded, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=1).kl(), padded.weight_logvar
+    )
+    assert slope[2].abs().max() == 0
+    assert slope[0].abs().min() > 0
+    assert vp.posterior.draw(padded, 4)["weight"][:, 2].abs().max() == 0
+    ((_, q),) = vp.posteriors(padded)
+    assert q.var[2].abs().max() == 0
+    assert vp.summary(padded, vp.VBP, torch.tensor([0, 2])).operations[0].random == 12
+
+
+class Bags(nn.Module):
+    """Bags of words, with a fixed index."""
+
+    def __init__(self, bag: nn.EmbeddingBag, index: Tensor, *others: Tensor) -> None:
+        super().__init__()
+        self.bag, self.index, self.others = bag, index, others
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.bag(self.index, *self.others)
+
+
+WORDS = torch.tensor([[0, 3, 3, 6], [6, 6, 6, 1], [2, 1, 0, 2]])
+BAGS: dict[str, tuple[dict[str, object], tuple[Tensor, ...]]] = {
+    "sum": ({"mode": "sum"}, (WORDS,)),
+    "mean": ({"mode": "mean"}, (WORDS,)),
+    "mean with padding": ({"mode": "mean", "padding_idx": 6}, (WORDS,)),
+    "sum with padding": ({"mode": "sum", "padding_idx": -1}, (WORDS,)),
+    "weighted": ({"mode": "sum"}, (WORDS, None, torch.linspace(-1, 2, 12).view(3, 4).double())),
+    "offsets": ({"mode": "mean"}, (WORDS.flatten(), torch.tensor([0, 5, 5, 10]))),
+    "last offset": ({"mode": "sum", "include_last_offset": True, "padding_idx": 0}, (WORDS.flatten(), torch.tensor([0, 3, 12]))),
+}
+
+
+@pytest.mark.parametrize("name", BAGS)
+def test_bags_of_an_embedding_agree_with_sampling(name: str) -> None:
+    options, inputs = BAGS[name]
+    net = vp.variational(Bags(nn.EmbeddingBag(7, 3, **options).double(), *inputs), logvar=-2.0)
+    x = torch.ones(()).double()
+    f = vp.DVI(net, x)
+    torch.testing.assert_close(f.mean, net(x))
+    weights = vp.posterior.draw(net, 4000)["bag.weight"]
+    with torch.no_grad():
+        samples = torch.stack([torch.func.functional_call(net, {"bag.weight": w}, (x,)) for w in weights])
+    assert not difference(f, samples)
+
+
+def test_a_bag_in_a_network_trains_samples_compiles_and_saves(tmp_path) -> None:
+    net = vp.variational(nn.Sequential(nn.EmbeddingBag(7, 4, padding_idx=0), nn.ReLU(), nn.Linear(4, 1)))
+    for method in (vp.CVBP, vp.LOCAL_REPARAM):
+        vp.ELBO(net, method, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=3)(WORDS, torch.ones(3, 1)).backward()
+        assert net[0].weight_logvar.grad[1:].abs().sum() > 0
+    elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=3)
+    vp.save(elbo, tmp_path)
+    assert torch.equal(vp.load(tmp_path).predict(WORDS).var, elbo.predict(WORDS).var)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: vp.DVI(net, x), fullgraph=True, backend="eager")(WORDS)
+    torch.testing.assert_close(compiled.var, vp.DVI(net, WORDS).var)
+    vp.replicas.fit([elbo, copy.deepcopy(elbo)], WORDS.expand(2, 3, 4), torch.ones(2, 3, 1), epochs=1)
+
+
+def test_the_largest_of_a_bag_has_no_rule() -> None:
+    with pytest.raises(vp.NoRuleError, match='EmbeddingBag with mode="max"; add one'):
+        vp.VBP(vp.variational(nn.EmbeddingBag(7, 3, mode="max")), WORDS)
 
 
 def test_an_embedding_in_a_network_trains_samples_and_saves(tmp_path) -> None:

@@ -21,6 +21,7 @@ from .gaussian import Activation, Gaussian, mean_of
 from .methods.base import Method, Rule, Watching
 from .methods.deterministic import DETERMINISTIC
 from .methods.dvi import DVI
+from .methods.maxima import MAXIMA
 from .methods.moments import MAX_POOLS, PIECEWISE, piecewise
 from .methods.pbp import PBP
 from .metrics import log_likelihood, rmse
@@ -135,7 +136,7 @@ def _exact(method: Method) -> Method:
     """The method with the exact moments of each activation; one without moments takes all of DVI's rules."""
     if method.samples or method is DETERMINISTIC:
         return DVI
-    return method | {kind: DVI.rules[kind] for kind in (*PIECEWISE, *MAX_POOLS)}
+    return method | {kind: DVI.rules[kind] for kind in (*PIECEWISE, *MAX_POOLS, *MAXIMA)}
 
 
 # ------------------------------------------------------------------------------------------------------------ predictions

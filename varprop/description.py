@@ -30,7 +30,7 @@ def _by_name(kinds: Iterable[type]) -> dict[str, type]:
 LAYERS = _by_name(
     getattr(nn, name)
     for name in (
-        *("Linear", "Embedding", "Flatten", "Unflatten", "Identity", "PixelShuffle", "PixelUnshuffle", "ChannelShuffle"),
+        *("Linear", "Embedding", "EmbeddingBag", "Flatten", "Unflatten", "Identity", "PixelShuffle", "PixelUnshuffle", "ChannelShuffle"),
         *(f"{kind}{n}d" for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "BatchNorm") for n in (1, 2, 3)),
         *(f"{kind}{n}d" for kind in ("InstanceNorm", "ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad") for n in (1, 2, 3)),
         *("Upsample", "Softmax", "LogSoftmax", "Softmin", "Softmax2d", "GLU"),

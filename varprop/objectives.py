@@ -123,7 +123,7 @@ class ELBO(nn.Module):
 
     def kl(self) -> Tensor:
         """KL(q || p) of all random weights, summed."""
-        kls = [self.prior.kl(q) for _, q in posteriors(self.net)]
+        kls = [self.prior.kl(q.random) for _, q in posteriors(self.net)]
         return sum(kls[1:], kls[0]) if kls else next(self.net.parameters()).new_zeros(())
 
     @torch.no_grad()

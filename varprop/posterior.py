@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ RANDOM_LAYERS = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
     nn.Embedding,
+    nn.EmbeddingBag,
     nn.MultiheadAttention,
     nn.RNNBase,
     nn.RNNCellBase,
@@ -70,10 +71,39 @@ class Posterior:
     scales: Scales | None = None
     centre: Tensor | None = None
     """Where the mean was when `centred` was called."""
+    padding: int | None = None
+    """The row of an embedding that stands for no entry: it is certain."""
 
     @property
     def var(self) -> Tensor:
-        return self.logvar.exp()
+        return self._but_padding(self.logvar.exp())
+
+    @property
+    def std(self) -> Tensor:
+        return self._but_padding(torch.exp(self.logvar / 2))
+
+    @property
+    def random(self) -> Posterior:
+        """What a prior weighs: all but the row of padding.
+
+        >>> ((_, q),) = vp.posteriors(vp.variational(nn.Embedding(5, 3, padding_idx=0)))
+        >>> q.mean.shape, q.random.mean.shape
+        (torch.Size([5, 3]), torch.Size([4, 3]))
+        """
+        if self.padding is None:
+            return self
+
+        def others(t: Tensor) -> Tensor:
+            return torch.cat((t[: self.padding], t[self.padding + 1 :]))  # type: ignore[operator]
+
+        centre = None if self.centre is None else others(self.centre)
+        return replace(self, mean=others(self.mean), logvar=others(self.logvar), centre=centre, padding=None)
+
+    def _but_padding(self, t: Tensor) -> Tensor:
+        if self.padding is None:
+            return t
+        rows = torch.arange(len(t), device=t.device)
+        return t.masked_fill((rows == self.padding).unsqueeze(-1), 0.0)
 
 
 def variational(
@@ -199,7 +229,9 @@ def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
             scales = getattr(layer, "scales", None) if name == "weight" else None
             yield (
                 f"{prefix}.{name}" if prefix else name,
-                Posterior(getattr(layer, name), logvar, scales, getattr(layer, f"{name}_centre", None)),
+                Posterior(
+                    getattr(layer, name), logvar, scales, getattr(layer, f"{name}_centre", None), getattr(layer, "padding_idx", None)
+                ),
             )
 
 
@@ -219,16 +251,16 @@ def draw(net: nn.Module, n: int, generator: torch.Generator | None = None) -> di
     torch.Size([5, 2, 3])
     """
 
-    def normal(mean: Tensor, logvar: Tensor) -> Tensor:
+    def normal(mean: Tensor, std: Tensor) -> Tensor:
         noise = torch.randn((n, *mean.shape), generator=generator, dtype=mean.dtype, device=mean.device)
-        return mean + torch.exp(logvar / 2) * noise
+        return mean + std * noise
 
     def root(mean: Tensor, logvar: Tensor) -> Tensor:
-        return torch.exp(normal(mean, logvar).sum(1) / 2)
+        return torch.exp(normal(mean, torch.exp(logvar / 2)).sum(1) / 2)
 
     weights = {}
     for name, q in posteriors(net):
-        weights[name] = normal(q.mean, q.logvar)
+        weights[name] = normal(q.mean, q.std)
         if q.scales is not None:
             group, whole = root(q.scales.group_mean, q.scales.group_logvar), root(q.scales.layer_mean, q.scales.layer_logvar)
             group = _along_weight(net.get_submodule(name.rpartition(".")[0]), group)

@@ -18,10 +18,12 @@ from .gaussian import Activation, Gaussian
 from .methods import Method
 from .methods.base import Rule, row
 from .methods.correlation import covariance
-from .methods.functions import add, affine, bilinear, by_twin, multiply, subtract, twin_of
-from .methods.graph import Ref, Step, Values, layer
-from .methods.kinds import CORRECTED, INDEPENDENT, OWN, PLAIN, SQUARE, Kind, kind
+from .methods.functions import add, added, affine, bilinear, einsum, multiply, subtract
+from .methods.kinds import INDEPENDENT, OWN, PLAIN, SQUARE, Kind, kind
+from .methods.maxima import either, larger
 from .methods.network import holds_gaussian, walk
+from .methods.steps import Ref, Step, Values, layer
+from .methods.twins import by_twin, layer_type, twin_of
 from .posterior import posteriors
 
 
@@ -75,7 +77,7 @@ class Summary:
     __repr__ = __str__
 
 
-OF_TWO = (add, subtract, multiply, bilinear, affine)
+OF_TWO = (add, subtract, multiply, bilinear, affine, added, einsum, larger, either)
 
 
 @torch.no_grad()
@@ -127,7 +129,7 @@ def _name(operation: Any) -> str:
 
 
 def _with_parameters(row: Operation, module: nn.Module) -> Operation:
-    random = sum(q.mean.numel() for _, q in posteriors(module))
+    random = sum(q.random.mean.numel() for _, q in posteriors(module))
     parameters = sum(p.numel() for name, p in module.named_parameters() if "logvar" not in name and "scales." not in name)
     return replace(row, parameters=parameters, random=random)
 
@@ -151,11 +153,13 @@ def _kind(method: Method, net: nn.Module, step: Step, rule: Rule | None, values:
         twin = twin_of(step.target, step.args[1:], step.kwargs)
         assert twin is not None
         return kind(method.rule(twin)) or OWN
-    known = kind(rule) or OWN
-    if layer(net, step) is not None or rule not in OF_TWO:
+    asked = layer_type(rule)
+    known = kind(rule if asked is None else method.rules[asked]) or OWN
+    if layer(net, step) is not None or getattr(rule, "func", rule) not in OF_TWO:
         return known
-    if covariance(method, net, step, values) is not None:
-        return CORRECTED
+    corrected = covariance(method, net, step, values)
+    if corrected is not None:
+        return Kind("corrected", corrected[1])
     operands = [name for name in step.sources if isinstance(values[name], Gaussian)]
     if len(operands) == 2 and not origins[operands[0]].isdisjoint(origins[operands[1]]):
         return INDEPENDENT

@@ -1,4 +1,4 @@
-"""Embedding, attention and transformer encoders. Weights that positions share make them correlated, which is not kept."""
+"""Attention and transformer encoders. Weights that positions share make them correlated, which is not kept."""
 
 from __future__ import annotations
 
@@ -13,18 +13,7 @@ from .. import delta
 from .. import functional as fn
 from ..gaussian import Activation, Gaussian, as_gaussian, mean_of, move
 from ..posterior import Layer, posteriors, random_tensor
-from .base import Method, NoRuleError, Rule
-
-
-def embedding(method: Method, layer: Layer, index: Tensor) -> Activation:
-    """The rows of a random table; the row of `padding_idx` is certain."""
-    mean = layer(index)
-    if not hasattr(layer, "weight_logvar"):
-        return mean
-    var = F.embedding(index, layer.weight_logvar).exp()
-    if layer.padding_idx is not None:
-        var = var.masked_fill((index == layer.padding_idx).unsqueeze(-1), 0.0)
-    return Gaussian.of(mean, var)
+from .base import Method, NoRuleError, Rule, missing
 
 
 def is_plain(module: nn.Module, *x: Any) -> bool:
@@ -103,9 +92,9 @@ def _by_row(module: Layer, x: Gaussian, weight: Activation, bias: Activation | N
     return out if bias is None else out + as_gaussian(move(lambda t: t.view(module.num_heads, 1, -1), bias))
 
 
-def _scores(q: Activation, k: Activation) -> Gaussian:
+def _scores(q: Activation, k: Activation, scale: float | None = None) -> Gaussian:
     """Products of queries and keys, taken as independent, over the root of their size (Eq. 36)."""
-    return as_gaussian(fn.affine(_dot, q, k)) * (1 / math.sqrt(q.shape[-1]))
+    return as_gaussian(fn.affine(_dot, q, k)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
 
 
 def _dot(q: Tensor, k: Tensor, bias: None = None) -> Tensor:
@@ -114,19 +103,41 @@ def _dot(q: Tensor, k: Tensor, bias: None = None) -> Tensor:
 
 def _masked(scores: Gaussian, padding: Tensor | None, mask: Tensor | None) -> Gaussian:
     """Scores with masks as torch takes them: boolean ones hide a position, others are added."""
-    mean, var = scores.mean, scores.var
-    batch, heads = mean.shape[:2]
-    for m in (
-        None if mask is None or mask.dim() == 2 else mask.view(batch, heads, *mask.shape[-2:]),
-        mask if mask is not None and mask.dim() == 2 else None,
-        None if padding is None else padding.view(batch, 1, 1, -1),
-    ):
-        if m is not None:
-            hidden = m if m.dtype == torch.bool else m == -math.inf
-            mean = mean if m.dtype == torch.bool else mean + m.masked_fill(hidden, 0.0)
-            # A finite number that is below every score keeps gradients finite.
-            mean, var = mean.masked_fill(hidden, torch.finfo(mean.dtype).min / 4), var.masked_fill(hidden, 0.0)
-    return Gaussian.of(mean, var)
+    batch, heads = scores.shape[:2]
+    if mask is not None:
+        scores = _hidden(scores, mask if mask.dim() == 2 else mask.view(batch, heads, *mask.shape[-2:]))
+    return scores if padding is None else _hidden(scores, padding.view(batch, 1, 1, -1))
+
+
+def _hidden(scores: Gaussian, mask: Tensor) -> Gaussian:
+    """Scores with one mask, which hides a position or is added."""
+    hidden = mask if mask.dtype == torch.bool else mask == -math.inf
+    mean = scores.mean if mask.dtype == torch.bool else scores.mean + mask.masked_fill(hidden, 0.0)
+    # A finite number that is below every score keeps gradients finite.
+    return Gaussian.of(mean.masked_fill(hidden, torch.finfo(mean.dtype).min / 4), scores.var.masked_fill(hidden, 0.0))
+
+
+def scaled_dot_product(
+    method: Method,
+    function: Any,
+    query: Activation,
+    key: Activation,
+    value: Activation,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Gaussian:
+    """Attention as a function: scores by Eq. 36, and what they weigh by Eq. 37. Its boolean mask says what is seen."""
+    if enable_gqa:
+        raise missing(method, function, " with enable_gqa=True")
+    scores = _scores(query, key, scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.mean.device).tril()
+    if attn_mask is not None:
+        scores = _hidden(scores, ~attn_mask if attn_mask.dtype == torch.bool else attn_mask)
+    return delta.attend(scores, value, dropout_p)[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- transformers
@@ -190,4 +201,3 @@ ATTENTION: dict[type[nn.Module], Rule] = {
     nn.TransformerEncoderLayer: _encoder_layer,
     nn.TransformerEncoder: _encoder,
 }
-EMBEDDING: dict[type[nn.Module], Rule] = {nn.Embedding: embedding}

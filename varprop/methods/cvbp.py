@@ -14,6 +14,7 @@ from ..gaussian import Gaussian
 from ..posterior import Layer
 from .base import Method, activation
 from .dvi import clark_pool
+from .maxima import maxima
 from .moments import MAX_POOLS, SHARED, bent
 from .network import NETWORKS
 
@@ -23,5 +24,14 @@ def _anchored_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
     return fn.anchor(module(x.mean), clark_pool(n, module, x))
 
 
+def _anchored_larger(a: Gaussian, b: Gaussian) -> Gaussian:
+    return fn.anchor(fn.winner(a, b).mean, fn.maximum(a, b))
+
+
+def _anchored_largest(x: Gaussian, dim: int) -> Gaussian:
+    return fn.anchor(x.mean.amax(dim), fn.largest(x, dim))
+
+
 _POOLS = {kind: partial(activation, partial(_anchored_pool, n)) for kind, n in MAX_POOLS.items()}
-CVBP = Method("CVBP", {**SHARED, **NETWORKS, **bent(fn.anchored), **_POOLS}, slope=math.inf)
+_MAXIMA = maxima(_anchored_larger, _anchored_largest)
+CVBP = Method("CVBP", {**SHARED, **NETWORKS, **bent(fn.anchored), **_POOLS, **_MAXIMA}, slope=math.inf)

@@ -11,6 +11,7 @@ from .. import functional as fn
 from ..gaussian import Gaussian
 from ..posterior import Layer
 from .base import Method, activation
+from .maxima import maxima
 from .moments import MAX_POOLS, SHARED, bent, per_dimension
 from .network import NETWORKS
 
@@ -37,7 +38,5 @@ def clark_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
     return reduce(fn.maximum, map(entry, product(*map(range, kernel))))
 
 
-DVI = Method(
-    "DVI",
-    {**SHARED, **NETWORKS, **bent(fn.rectify), **{kind: partial(activation, partial(clark_pool, n)) for kind, n in MAX_POOLS.items()}},
-)
+_POOLS = {kind: partial(activation, partial(clark_pool, n)) for kind, n in MAX_POOLS.items()}
+DVI = Method("DVI", {**SHARED, **NETWORKS, **bent(fn.rectify), **_POOLS, **maxima(fn.maximum, fn.largest)})

@@ -1,8 +1,7 @@
 """Rules for functions and tensor methods: what a network with its own `forward` does between its layers.
 
-A function with a twin among torch's layers builds the layer and asks the method, so that no moment is written twice. Operands are taken
-as independent, except in a product of a value with itself; sums are corrected afterwards where the network's graph shows how
-(`correlation.py`).
+Operands are taken as independent, except in a product of a value with itself; sums are corrected afterwards where the network's graph
+shows how (`correlation.py`). Functions with a layer that does the same are in `twins.py`, maxima in `maxima.py`.
 """
 
 from __future__ import annotations
@@ -10,82 +9,17 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from .. import functional as fn
-from ..gaussian import Activation, Gaussian, mean_of, move
-from .base import Method, Rule, in_torch, missing
-
-# -------------------------------------------------------------------------------------------- functions with a layer as their twin
-
-
-def twin_of(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> nn.Module | None:
-    """The layer that computes a function with these arguments beside its input, where there is one."""
-    rule: Any = TWINS.get(function, TWINS.get(in_torch(function)))
-    return None if rule is None else twin(*rule.args, *args, **kwargs)
-
-
-def twin(kind: type[nn.Module], names: str, *args: Any, **kwargs: Any) -> nn.Module:
-    """The layer that computes a function with these arguments beside its input."""
-    options = {**dict(zip(names.split(), args, strict=False)), **kwargs}
-    for name in ("inplace", "_stacklevel"):
-        options.pop(name, None)
-    if options.get("dtype", ...) is None:
-        del options["dtype"]
-    training = options.pop("training", True)
-    return kind(**options).train(training)
-
-
-def by_twin(
-    kind: type[nn.Module], names: str, method: Method, function: Callable[..., Any], x: Activation, *args: Any, **kwargs: Any
-) -> Any:
-    """Ask the method about the layer that computes the function."""
-    if kwargs.get("return_indices"):
-        raise missing(method, function, " with return_indices=True")
-    return method(twin(kind, names, *args, **kwargs), x)
-
-
-def _named(names: str, **kinds: type[nn.Module]) -> dict[Any, Rule]:
-    """Rows for functions by their names in torch.nn.functional, torch and, with an underscore behind, in place."""
-    rows: dict[Any, Rule] = {}
-    for name, kind in kinds.items():
-        for module in (F, torch):
-            for spelling in (name, f"{name}_"):
-                function = getattr(module, spelling, None)
-                # Some functions of torch.nn.functional cannot be pickled; they are found by their names in torch.
-                if function is not None and "<locals>" not in getattr(function, "__qualname__", ""):
-                    rows[function] = partial(by_twin, kind, names)
-    return rows
-
-
-_POOL = "kernel_size stride padding"
-TWINS: dict[Any, Rule] = {
-    **_named("inplace", relu=nn.ReLU, relu6=nn.ReLU6, hardsigmoid=nn.Hardsigmoid, hardswish=nn.Hardswish, silu=nn.SiLU, mish=nn.Mish),
-    **_named(
-        "inplace", selu=nn.SELU, tanh=nn.Tanh, sigmoid=nn.Sigmoid, softsign=nn.Softsign, tanhshrink=nn.Tanhshrink, logsigmoid=nn.LogSigmoid
-    ),
-    **_named("negative_slope inplace", leaky_relu=nn.LeakyReLU),
-    **_named("min_val max_val inplace", hardtanh=nn.Hardtanh),
-    **_named("lambd", softshrink=nn.Softshrink),
-    **_named("approximate", gelu=nn.GELU),
-    **_named("beta threshold", softplus=nn.Softplus),
-    **_named("alpha inplace", elu=nn.ELU, celu=nn.CELU),
-    **_named("dim", softmax=nn.Softmax, log_softmax=nn.LogSoftmax, softmin=nn.Softmin, glu=nn.GLU),
-    **_named("p training inplace", dropout=nn.Dropout, dropout1d=nn.Dropout1d, dropout2d=nn.Dropout2d, dropout3d=nn.Dropout3d),
-    **_named("p training inplace", alpha_dropout=nn.AlphaDropout, feature_alpha_dropout=nn.FeatureAlphaDropout),
-    **_named(f"{_POOL} dilation ceil_mode return_indices", max_pool1d=nn.MaxPool1d, max_pool2d=nn.MaxPool2d, max_pool3d=nn.MaxPool3d),
-    **_named(
-        f"{_POOL} ceil_mode count_include_pad divisor_override", avg_pool1d=nn.AvgPool1d, avg_pool2d=nn.AvgPool2d, avg_pool3d=nn.AvgPool3d
-    ),
-    **_named("output_size", adaptive_avg_pool1d=nn.AdaptiveAvgPool1d, adaptive_avg_pool2d=nn.AdaptiveAvgPool2d),
-    **_named("output_size", adaptive_avg_pool3d=nn.AdaptiveAvgPool3d),
-}
-
+from ..gaussian import Activation, Gaussian, as_gaussian, mean_of, move
+from .attention import scaled_dot_product
+from .base import Method, Rule, missing
+from .twins import BY_LAYERS
 
 # --------------------------------------------------------------------------------------------------------------------- arithmetic
 
@@ -143,6 +77,30 @@ def affine(method: Method, function: Callable[..., Any], x: Any, weight: Any, bi
     return fn.affine(lambda x, w, b=None: function(x, w, b, *args, **kwargs), x, weight, bias)
 
 
+def added(method: Method, function: Callable[..., Any], shift: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Gaussian:
+    """beta shift + alpha a @ b (Eq. 1), as in torch.addmm."""
+    return as_gaussian(fn.affine(lambda x, w, bias=None: x @ w, a, b)).times(alpha).plus(_times(shift, beta))
+
+
+def einsum(method: Method, function: Callable[..., Any], equation: str, *operands: Any) -> Any:
+    """A sum of products that no random entry enters twice, of one or two operands (Eq. 1)."""
+    if len(operands) > 2:
+        raise missing(method, function, " of more than two operands")
+    inputs, summed = _indices(equation)
+    if any(isinstance(x, Gaussian) and summed - set(letters) for x, letters in zip(operands, inputs, strict=True)):
+        raise missing(method, function, f' "{equation}", which sums over an index that a random operand does not have')
+    if len(operands) == 1:
+        return move(lambda t: function(equation, t), operands[0])
+    return fn.affine(lambda x, w, bias=None: function(equation, x, w), *operands)
+
+
+def _indices(equation: str) -> tuple[list[str], set[str]]:
+    """The indices of each operand of an Einstein sum, with a dot for an ellipsis, and those that are summed over."""
+    left, arrow, right = equation.replace(" ", "").replace("...", ".").partition("->")
+    kept = set(right) if arrow else {"."} | {c for c in left if left.count(c) == 1}
+    return left.split(","), set(left) - kept - {","}
+
+
 # ------------------------------------------------------------------------------------------------------- moving, joining, reducing
 
 
@@ -158,6 +116,8 @@ def about(method: Method, function: Callable[..., Any], x: Gaussian, *args: Any,
 
 
 def attribute(method: Method, function: Callable[..., Any], x: Any, name: str) -> Any:
+    if isinstance(x, tuple):
+        return getattr(x, name)
     if name in ("T", "mT"):
         return x.map(lambda t: getattr(t, name))
     if name not in ("shape", "dtype", "device", "ndim"):
@@ -180,6 +140,30 @@ def joined(method: Method, function: Callable[..., Any], tensors: Any, *args: An
     return Gaussian.of(function([mean_of(x) for x in tensors], *args, **kwargs), function(variances, *args, **kwargs))
 
 
+def where(method: Method, function: Callable[..., Any], condition: Any, a: Any, b: Any) -> Gaussian:
+    """A choice between two values, entry by entry, that is itself certain."""
+    if isinstance(condition, Gaussian):
+        raise missing(method, torch.where, " with a random condition")
+    a_var, b_var = (x.var if isinstance(x, Gaussian) else 0.0 for x in (a, b))
+    mean = torch.where(condition, mean_of(a), mean_of(b))
+    return Gaussian.of(mean, torch.where(condition, a_var, b_var))
+
+
+def kept_where(method: Method, function: Callable[..., Any], x: Any, condition: Any, other: Any) -> Gaussian:
+    return where(method, function, condition, x, other)
+
+
+def filled_where(method: Method, function: Callable[..., Any], x: Any, mask: Any, value: Any) -> Gaussian:
+    return where(method, function, mask, value, x)
+
+
+def looked_up(method: Method, function: Callable[..., Any], index: Tensor, table: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
+    """Rows of a random table."""
+    if len(args) > 1 or kwargs.get("max_norm") is not None:
+        raise missing(method, function, " with max_norm")
+    return table.map(lambda t: F.embedding(index, t))
+
+
 def average(method: Method, function: Callable[..., Any], x: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
     """The mean of independent entries (Eq. 9)."""
     mean = function(x.mean, *args, **kwargs)
@@ -189,13 +173,6 @@ def average(method: Method, function: Callable[..., Any], x: Gaussian, *args: An
 def padded(method: Method, function: Callable[..., Any], x: Gaussian, pad: Any, mode: str = "constant", value: Any = None) -> Gaussian:
     """A constant border is certain; any other repeats entries, which then count as independent of their originals."""
     return Gaussian.of(function(x.mean, pad, mode, value), function(x.var, pad, mode))
-
-
-def interpolated(method: Method, function: Callable[..., Any], x: Activation, *args: Any, antialias: bool = False, **kwargs: Any) -> Any:
-    """As `nn.Upsample`, which has no filter."""
-    if antialias:
-        raise missing(method, function, " with antialias=True")
-    return by_twin(nn.Upsample, "size scale_factor mode align_corners recompute_scale_factor", method, function, x, *args, **kwargs)
 
 
 # ----------------------------------------------------------------------------------------------------------------------- the table
@@ -211,7 +188,7 @@ def _rows(rule: Rule, names: str) -> dict[Any, Rule]:
 
 
 FUNCTIONS: dict[Any, Rule] = {
-    **TWINS,
+    **BY_LAYERS,
     **dict.fromkeys((operator.add, operator.iadd), add),
     **dict.fromkeys((operator.sub, operator.isub), subtract),
     **dict.fromkeys((operator.mul, operator.imul), multiply),
@@ -230,15 +207,24 @@ FUNCTIONS: dict[Any, Rule] = {
     **_rows(elementwise, "exp sin cos erf"),
     **_rows(moves, "flatten reshape view view_as reshape_as unflatten ravel permute transpose swapaxes movedim t squeeze unsqueeze"),
     **_rows(moves, "expand expand_as repeat repeat_interleave tile flip roll narrow select index_select gather masked_select"),
-    **_rows(moves, "pixel_shuffle pixel_unshuffle channel_shuffle contiguous clone detach to type_as float double sum"),
+    "unfold": moves,
+    **_rows(moves, "swapdims moveaxis broadcast_to take_along_dim tril triu diagonal rot90 fliplr flipud adjoint"),
     **_rows(
-        about, "size dim numel is_floating_point zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full"
+        moves, "pixel_shuffle pixel_unshuffle channel_shuffle unfold contiguous clone detach to type_as float double half bfloat16 sum"
     ),
+    **_rows(about, "size dim numel is_floating_point new_zeros new_ones new_full new_tensor new_empty"),
+    **_rows(about, "zeros_like ones_like full_like empty_like rand_like randn_like"),
     **_rows(parts, "chunk split unbind tensor_split"),
-    **_rows(joined, "cat concat concatenate stack hstack vstack"),
+    **_rows(joined, "cat concat concatenate stack hstack vstack dstack"),
     **_rows(average, "mean"),
     **_rows(padded, "pad"),
-    **_rows(interpolated, "interpolate"),
+    **_rows(added, "addmm addmv baddbmm"),
+    **_rows(einsum, "einsum"),
+    **_rows(where, "where"),
+    "where": kept_where,
+    **_rows(filled_where, "masked_fill masked_fill_"),
+    **_rows(looked_up, "embedding"),
+    F.scaled_dot_product_attention: scaled_dot_product,
     builtins.getattr: attribute,
     operator.getitem: item,
 }

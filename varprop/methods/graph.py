@@ -1,92 +1,18 @@
-"""The graph of a network with its own `forward`: taken with torch.fx and kept as a list of steps, without any parameter."""
+"""The graph of a network with its own `forward`: taken with torch.fx on its first pass and kept, without any parameter."""
 
 from __future__ import annotations
 
 import itertools
-import operator
 import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .base import NoRuleError, row
-
-Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Ref:
-    """The value of an earlier step."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Fork:
-    """Where the two operands of a sum part: the value both come from, and the steps from there to each, one after another."""
-
-    source: str
-    left: tuple[Step, ...]
-    right: tuple[Step, ...]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operation of a network."""
-
-    name: str
-    op: str
-    """As in torch.fx: placeholder, get_attr, call_module, call_function, call_method or output."""
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    sources: tuple[str, ...]
-    """The steps whose values it takes."""
-    place: str
-    """The path of the module it stands in."""
-    fork: Fork | None = None
-    frees: tuple[str, ...] = ()
-    """Values that no later step needs."""
-
-
-def _refs(value: Any) -> Iterator[str]:
-    match value:
-        case Ref():
-            yield value.name
-        case dict():
-            yield from _refs(tuple(value.values()))
-        case slice():
-            yield from _refs((value.start, value.stop, value.step))
-        case list() | tuple():
-            for item in value:
-                yield from _refs(item)
-
-
-def filled(value: Any, values: Values) -> Any:
-    """Arguments with the values of earlier steps in their places."""
-    if isinstance(value, Ref):
-        return values[value.name]
-    if isinstance(value, dict):
-        return {name: filled(item, values) for name, item in value.items()}
-    if isinstance(value, slice):
-        return slice(filled(value.start, values), filled(value.stop, values), filled(value.step, values))
-    if isinstance(value, tuple):
-        return tuple([filled(item, values) for item in value])
-    if isinstance(value, list):
-        return [filled(item, values) for item in value]
-    return value
-
-
-def layer(module: nn.Module, step: Step) -> nn.Module | None:
-    """The layer that a step calls; None where it is a function."""
-    if isinstance(step.target, nn.Module):
-        return step.target
-    return module.get_submodule(step.target) if step.op == "call_module" else None
+from .steps import Step, steps_of
 
 
 def is_torchs_own(module: nn.Module) -> bool:
@@ -203,7 +129,7 @@ def _take(module: nn.Module, kinds: frozenset[type], inputs: Any, options: Any) 
         try:
             # What `forward` makes out of nothing, such as torch.arange(5), has to be real, whatever is traced around it.
             with _disable_current_modes():
-                return _steps(module, tracer.trace(module))
+                return steps_of(module, tracer.trace(module))
         except Exception as error:
             if not tracer.failed:
                 raise _untraceable(module, error) from error
@@ -220,76 +146,3 @@ def _untraceable(module: nn.Module, error: Exception) -> NoRuleError:
         f"the method, as in\n\n    def rule(method, block, x):\n        return method(block.{child}, x)\n\n"
         f"    method = method | {{{kind}: rule}}"
     )
-
-
-# ------------------------------------------------------------------------------------------------------------------ nodes to steps
-
-map_arg: Any = fx.node.map_arg
-IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
-SUMS = {operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub, "add", "add_", "sub", "sub_"}
-
-
-def _steps(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
-    renamed: dict[fx.Node, str] = {}
-    steps: dict[str, Step] = {}
-    for node in graph.nodes:
-        args, kwargs = map_arg((node.args, node.kwargs), lambda a: Ref(renamed[a]))
-        if not args and "input" in kwargs:
-            args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
-        renamed[node] = node.name
-        if _in_place(module, node) and node.args and isinstance(node.args[0], fx.Node):
-            # Whoever reads the argument later finds what was written into it.
-            renamed[node.args[0]] = node.name
-        sources = tuple(dict.fromkeys(_refs((args, kwargs))))
-        step = Step(node.name, node.op, node.target, tuple(args), dict(kwargs), sources, node.meta["place"])
-        steps[step.name] = replace(step, fork=_fork(steps, step)) if node.target in SUMS else step
-    return _freeing(list(steps.values()))
-
-
-def _in_place(module: nn.Module, node: fx.Node) -> bool:
-    if node.op == "call_module":
-        return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    written = name.endswith("_") and not name.endswith("__")
-    return node.op != "get_attr" and (node.target in IN_PLACE or node.kwargs.get("inplace") is True or written)
-
-
-def _fork(steps: Mapping[str, Step], sum_: Step) -> Fork | None:
-    operands = [a.name for a in sum_.args if isinstance(a, Ref)]
-    if len(operands) != 2:
-        return None
-    certain = _certain(steps)
-    left, right = (list(_chain(steps, certain, name)) for name in operands)
-    source = next((name for name in left if name in right), None)
-    if source is None:
-        return None
-    return Fork(source, *(tuple(steps[name] for name in reversed(chain[: chain.index(source)])) for chain in (left, right)))
-
-
-def _chain(steps: Mapping[str, Step], certain: set[str], name: str) -> Iterator[str]:
-    """A step, the one that it takes its value from, and so on, as long as there is one only."""
-    while True:
-        yield name
-        sources = [source for source in steps[name].sources if source not in certain]
-        if len(sources) != 1:
-            return
-        name = sources[0]
-
-
-def _certain(steps: Mapping[str, Step]) -> set[str]:
-    """Steps that no input of the network reaches."""
-    certain: set[str] = set()
-    for step in steps.values():
-        if step.op != "placeholder" and certain.issuperset(step.sources):
-            certain.add(step.name)
-    return certain
-
-
-def _freeing(steps: list[Step]) -> tuple[Step, ...]:
-    last: dict[str, int] = {}
-    for i, step in enumerate(steps):
-        chains = (*step.fork.left, *step.fork.right) if step.fork else ()
-        for name in (step.name, *step.sources, *(name for link in chains for name in (link.name, *link.sources))):
-            last[name] = i
-    kept = len(steps) - 1
-    return tuple(replace(step, frees=tuple(name for name, j in last.items() if j == i != kept)) for i, step in enumerate(steps))

@@ -7,7 +7,22 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .. import functional as fn
-from . import attention, base, cvbp, dvi, functions, local_reparam, moments, network, normalisation, pbp, recurrent, resampling
+from . import (
+    attention,
+    base,
+    cvbp,
+    dvi,
+    embedding,
+    functions,
+    local_reparam,
+    moments,
+    network,
+    normalisation,
+    pbp,
+    recurrent,
+    resampling,
+    twins,
+)
 from .vbp import _gate, _winner_pool
 
 
@@ -22,7 +37,6 @@ class Kind(NamedTuple):
 
 
 SQUARE = Kind("exact", 40)
-CORRECTED = Kind("corrected", 41)
 INDEPENDENT = Kind("independent")
 PLAIN = Kind("plain")
 OWN = Kind("your own")
@@ -43,7 +57,8 @@ KINDS: dict[Callable[..., Any], Kind] = {
     moments._adaptive_average: Kind("exact", 9),
     moments._smooth: Kind("approximate", 11),
     moments._gated_linear: Kind("approximate", 11),
-    attention.embedding: Kind("exact"),
+    embedding.embedding: Kind("exact"),
+    embedding.embedding_bag: Kind("exact", 52),
     attention._multihead: Kind("approximate", 37),
     attention._encoder_layer: Kind("part by part"),
     attention._encoder: Kind("one by one"),
@@ -59,14 +74,21 @@ KINDS: dict[Callable[..., Any], Kind] = {
     **dict.fromkeys((fn.anchored, cvbp._anchored_pool), Kind("approximate", 48)),
     fn.rectify: Kind("exact", 6),
     dvi.clark_pool: Kind("approximate", 8),
-    **dict.fromkeys((functions.by_twin, functions.interpolated), Kind("as its layer")),
+    **dict.fromkeys((fn.winner, fn.strongest), Kind("approximate", 7)),
+    fn.maximum: Kind("exact", 8),
+    fn.largest: Kind("approximate", 8),
+    **dict.fromkeys((cvbp._anchored_larger, cvbp._anchored_largest), Kind("approximate", 48)),
+    **dict.fromkeys((twins.by_twin, twins.interpolated, twins.prelu, twins.by_statistics), Kind("as its layer")),
+    **dict.fromkeys((twins.layer_norm, twins.rms_norm, twins.group_norm, twins.unit_length), Kind("as its layer")),
     **dict.fromkeys((functions.add, functions.subtract, functions.negate, functions.divide), Kind("exact")),
     functions.multiply: Kind("exact", 3),
     functions.power: SQUARE,
     functions.elementwise: Kind("approximate", 11),
-    **dict.fromkeys((functions.bilinear, functions.affine), Kind("exact", 1)),
+    **dict.fromkeys((functions.bilinear, functions.affine, functions.added, functions.einsum), Kind("exact", 1)),
+    attention.scaled_dot_product: Kind("approximate", 37),
     functions.average: Kind("exact", 9),
     **dict.fromkeys((functions.moves, functions.item, functions.parts, functions.joined, functions.padded), Kind("exact")),
+    **dict.fromkeys((functions.where, functions.kept_where, functions.filled_where, functions.looked_up), Kind("exact")),
     **dict.fromkeys((functions.about, functions.attribute), Kind("plain")),
 }
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..gaussian import Activation, Gaussian
 from ..posterior import posteriors
-from .attention import EMBEDDING
 from .base import Method, Rule, as_it_is, sequential
+from .embedding import EMBEDDING
 from .graph import is_torchs_own
 from .moments import AFFINE
 from .network import walk
@@ -20,12 +20,12 @@ def _draw(x: Activation) -> Tensor:
     return x.sample() if isinstance(x, Gaussian) else x
 
 
-def _sampled(moments: Rule, method: Method, module: nn.Module, x: Activation) -> Tensor:
+def _sampled(moments: Rule, method: Method, module: nn.Module, *x: Any) -> Tensor:
     """A draw from the layer's output given its input (Eq. 19).
 
     A convolution draws each position by itself: the marginals are right, the correlation of positions through the shared kernel is lost.
     """
-    return _draw(moments(method, module, _draw(x)))
+    return _draw(moments(method, module, *[_draw(a) for a in x]))
 
 
 def _other(method: Method, module: nn.Module, *x: Any, **options: Any) -> Any:

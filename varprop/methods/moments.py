@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from .. import functional as fn
 from ..gaussian import Activation, Gaussian, move
 from ..posterior import Layer, random_bias, random_weight
-from .attention import ATTENTION, EMBEDDING
+from .attention import ATTENTION
 from .base import Method, Rule, activation, sequential
+from .embedding import EMBEDDING
 from .normalisation import NORMALISATION
 from .recurrent import RECURRENT
 from .resampling import RESAMPLING
@@ -100,12 +101,21 @@ def piecewise(module: Layer) -> fn.Piecewise:
         case nn.PReLU():
             return fn.Piecewise((0.0,), (module.weight, 1.0))
         case nn.Hardtanh():  # and ReLU6, its subclass
-            return fn.Piecewise((module.min_val, module.max_val), (0.0, 1.0, 0.0), module.min_val)
+            return _between(module.min_val, module.max_val)
         case nn.Hardsigmoid():
             return fn.Piecewise((-3.0, 3.0), (0.0, 1 / 6, 0.0))
         case nn.Softshrink():
             return fn.Piecewise((-module.lambd, module.lambd), (1.0, 0.0, 1.0))
     raise TypeError(f"{type(module).__name__} is not piecewise linear.")
+
+
+def _between(low: float, high: float) -> fn.Piecewise:
+    """The identity, cut off at both ends; an infinite bound is no knot."""
+    if math.isinf(high):
+        return fn.RELU if low == 0 else fn.Piecewise((low,), (0.0, 1.0), low)
+    if math.isinf(low):
+        return fn.Piecewise((high,), (1.0, 0.0), high)
+    return fn.Piecewise((low, high), (0.0, 1.0, 0.0), low)
 
 
 def _bent(moments: Callable[[Gaussian, fn.Piecewise], Any], module: Layer, x: Gaussian) -> Any:

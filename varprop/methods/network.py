@@ -12,7 +12,8 @@ from ..posterior import Layer, Posterior, is_random, posteriors
 from . import correlation
 from .base import Method, NoRuleError, Rule, missing, sequential
 from .functions import FUNCTIONS
-from .graph import GRAPHS, Step, Values, filled, graph_name, is_torchs_own, layer
+from .graph import GRAPHS, graph_name, is_torchs_own
+from .steps import Step, Values, filled, layer
 
 Visitor = Callable[[Step, Any, Rule | None, Values], None]
 """Called after each step with the step, its operation, the rule that it took (None: it ran as it is) and all values at hand."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 from torch.nn import functional as F
 
 from .. import functional as fn
 from ..gaussian import Gaussian
 from ..posterior import Layer
-from .base import Method, activation
+from .base import Method, Rule, activation
+from .maxima import maxima
 from .moments import MAX_POOLS, SHARED, bent
 from .network import NETWORKS
 
@@ -41,7 +43,8 @@ def vbp(slope: float = math.inf) -> Method:
         raise ValueError(f"vbp: slope must be positive, got {slope}.")
     name = "VBP" if math.isinf(slope) else f"VBP(slope={slope:g})"
     pools = {kind: partial(activation, partial(_winner_pool, n)) for kind, n in MAX_POOLS.items()}
-    return Method(name, {**SHARED, **NETWORKS, **bent(partial(_gate, slope)), **pools}, slope=slope)
+    rules: dict[Any, Rule] = {**SHARED, **NETWORKS, **bent(partial(_gate, slope)), **pools, **maxima(fn.winner, fn.strongest)}
+    return Method(name, rules, slope=slope)
 
 
 VBP = vbp()

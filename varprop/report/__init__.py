@@ -177,7 +177,7 @@ def _shown(x: Any, names: Sequence[str] | None) -> Tensor | pd.DataFrame:
 def _facts(t: Trial) -> dict[str, str]:
     elbo = t.elbo
     layers = [layer for layer in elbo.net.modules() if not list(layer.children())]
-    random = sum(q.mean.numel() for _, q in posteriors(elbo.net))
+    random = sum(q.random.mean.numel() for _, q in posteriors(elbo.net))
     facts = {"audit": audit(elbo, t.net_input[:AUDITED], t.net_target[:AUDITED], samples=200).verdict} if random else {}
     return facts | {
         "method": elbo.method.name,
