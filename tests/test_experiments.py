@@ -243,7 +243,7 @@ def test_residual_sums_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFix
     rows = json.loads((tmp_path / "residual.json").read_text())["rows"]
     assert [(row["inner"], row["method"]) for row in rows] == list(product(residual.INNER, ("VBP", "DVI")))
     assert all(abs(row["corrected"] - 1) < abs(row["independent"] - 1) for row in rows[2:])
-    assert "| dense | V = -Wᵀ | VBP | " in capsys.readouterr().out
+    assert "| dense | J ~ -P | VBP | " in capsys.readouterr().out
 
 
 def test_class_probabilities_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -305,8 +305,8 @@ class _Relu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, to_mean: Tensor, to_var: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         mean, above, e = ctx.saved_tensors
-        to_m = torch.addcmul(mean, mean, above, value=-1).mul_(to_var).mul_(2).add_(to_mean * above)
-        to_v = torch.addcmul(above, mean, e, value=-1).mul_(to_var).add_(to_mean * e, alpha=0.5)
+        to_m = torch.addcmul(to_mean * above, to_var, torch.addcmul(mean, mean, above, value=-1), value=2)
+        to_v = torch.addcmul(0.5 * to_mean * e, to_var, torch.addcmul(above, mean, e, value=-1))
         return to_m, to_v
 
 

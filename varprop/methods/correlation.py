@@ -52,7 +52,7 @@ def covariance(method: Method, module: nn.Module, step: Step, values: Values) ->
         return None
     both = diagonal(source.var, *((a, b) if len(a.layers) <= len(b.layers) else (b, a)))
     sign = 1 if rule is functions.add else -1
-    equation = 41 if len(a.layers) + len(b.layers) <= 2 else 62
+    equation = 41 if len(a.layers) + len(b.layers) <= 2 else 53
     return None if both is None else (sign * step.kwargs.get("alpha", 1) * both, equation)
 
 
