@@ -40,25 +40,26 @@ NETWORKS = {"mlp": mlp, "lenet": lenet}
 class Step:
     """A network in training by one method."""
 
-    def __init__(self, network: str, method: vp.Method) -> None:
+    def __init__(self, network: str, method: vp.Method, compile: bool) -> None:
         torch.manual_seed(0)
         net, self.x, self.y, likelihood = NETWORKS[network]()
         if method is not vp.DETERMINISTIC:
             vp.variational(net)
         self.elbo = vp.ELBO(net, method, likelihood, vp.priors.Normal(10.0), n_data=1000)
+        self.loss = torch.compile(self.elbo) if compile else self.elbo
         self.optimiser = torch.optim.Adam(self.elbo.parameters(), lr=1e-3, fused=True)
 
     def seconds(self) -> float:
         start = time.process_time()
         self.optimiser.zero_grad()
-        self.elbo(self.x, self.y).backward()
+        self.loss(self.x, self.y).backward()
         self.optimiser.step()
         return time.process_time() - start
 
 
-def measure(network: str, steps: int) -> dict[str, float]:
+def measure(network: str, steps: int, compile: bool) -> dict[str, float]:
     """Median seconds of a step by each method."""
-    contestants = {name: Step(network, method) for name, method in METHODS.items()}
+    contestants = {name: Step(network, method, compile) for name, method in METHODS.items()}
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for k in range(steps + 3):
         for name, step in contestants.items():
@@ -71,12 +72,16 @@ def measure(network: str, steps: int) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--compile", action="store_true", help="measure compiled steps too")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    results = {network: measure(network, options.steps) for network in NETWORKS}
+    variants = dict.fromkeys(NETWORKS, False)
+    if options.compile:
+        variants |= {f"{network}, compiled": True for network in NETWORKS}
+    results = {name: measure(name.split(",")[0], options.steps, compile) for name, compile in variants.items()}
     ratios = {network: {name: times[name] / times["vbp"] for name in times} for network, times in results.items()}
-    cells.write(options.out, {"steps": options.steps}, seconds=results, against_vbp=ratios)
+    cells.write(options.out, {"steps": options.steps, "compile": options.compile}, seconds=results, against_vbp=ratios)
     print(json.dumps(ratios, indent=1))
 
 
