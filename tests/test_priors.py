@@ -50,6 +50,12 @@ def test_normal(precision):
     assert abs(kl - value) < 5 * var.sqrt()
 
 
+@pytest.mark.parametrize(("shape", "inputs"), [((4, 6), 6), ((4, 2, 3, 3), 18), ((4,), 1)])
+def test_fan_in_is_normal_with_a_variance_by_the_number_of_inputs(shape, inputs):
+    q = posterior(*shape)
+    torch.testing.assert_close(priors.FanIn(gain=3.0).kl(q), priors.Normal(precision=inputs / 3.0).kl(q))
+
+
 def test_normal_is_zero_at_the_prior_and_positive_elsewhere():
     at_prior = Posterior(torch.zeros(3), torch.full((3,), math.log(0.25)))
     assert priors.Normal(4.0).kl(at_prior).item() == pytest.approx(0.0, abs=1e-14)
@@ -209,8 +215,8 @@ def test_horseshoe_takes_random_biases_as_standard_normal_and_refuses_weights_wi
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize(
     "make",
-    [priors.Normal, priors.Horseshoe, lambda v: priors.EmpiricalBayes((v, 1.0)), lambda v: priors.EmpiricalBayes((1.0, v))],
-    ids=["Normal", "Horseshoe", "EmpiricalBayes a", "EmpiricalBayes b"],
+    [priors.Normal, priors.FanIn, priors.Horseshoe, lambda v: priors.EmpiricalBayes((v, 1.0)), lambda v: priors.EmpiricalBayes((1.0, v))],
+    ids=["Normal", "FanIn", "Horseshoe", "EmpiricalBayes a", "EmpiricalBayes b"],
 )
 def test_bad_arguments_are_refused(make, value):
     with pytest.raises(ValueError, match="must be positive"):

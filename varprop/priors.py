@@ -41,9 +41,9 @@ class Normal(Prior):
 
 @dataclass(frozen=True)
 class FanIn(Prior):
-    """w ~ N(0, gain/n) for weights into units of n inputs, N(0, gain) for biases (Eq. 14).
+    """w ~ N(0, gain/n) for weights into units of n inputs, N(0, gain) for biases (Eq. 14). Units are dimension 0 of a weight.
 
-    Whatever the width of its layers, such a network's output is of the size of its inputs, and a unit that is of no use costs nothing.
+    Under it the outputs of a layer are of the size of its inputs, however wide it is: a weight of no use can return to its prior.
 
     >>> from varprop.posterior import Posterior
     >>> FanIn(gain=2.0).kl(Posterior(torch.zeros(3, 8), torch.full((3, 8), 0.25).log()))
