@@ -148,6 +148,7 @@ MAXIMA = [
     Case("max pool2d padded", lambda: nn.MaxPool2d((2, 1), 2, padding=(1, 0)), (2, 2, 4, 4)),
     Case("max pool2d dilated", lambda: nn.MaxPool2d((1, 2), 1, dilation=2), (2, 2, 3, 4)),
     Case("max pool2d ceil", lambda: nn.MaxPool2d((1, 2), ceil_mode=True), (2, 2, 3, 5)),
+    Case("adaptive max pool2d", lambda: nn.AdaptiveMaxPool2d((2, 1)), (2, 2, 2, 2)),
     Case("max pool3d", lambda: nn.MaxPool3d((1, 1, 2)), (1, 2, 2, 2, 4)),
 ]
 """Windows of two: the maximum of two normal variables has exact moments."""

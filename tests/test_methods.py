@@ -123,6 +123,16 @@ def test_max_pooling_of_vbp_takes_the_winner_with_its_variance() -> None:
     assert out.var.flatten().tolist() == pytest.approx([0.1, 5.0])
 
 
+@pytest.mark.parametrize("method", [vp.VBP, vp.CVBP, vp.DVI], ids=lambda m: m.name)
+def test_adaptive_max_pooling_is_max_pooling_where_windows_are_of_one_size(method: vp.Method) -> None:
+    x = vp.Gaussian(torch.randn(2, 6, 4), torch.rand(2, 6, 4))
+    adaptive, plain = method(nn.AdaptiveMaxPool2d((3, 1)), x), method(nn.MaxPool2d((2, 4)), x)
+    assert torch.equal(adaptive.mean, plain.mean)
+    assert torch.equal(adaptive.var, plain.var)
+    with pytest.raises(vp.NoRuleError, match=r"windows of several sizes, from \(6, 4\) to \(4, 1\)"):
+        method(nn.AdaptiveMaxPool2d((4, 1)), x)
+
+
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.MaxPool2d(2, 1, dilation=2)])
 def test_max_pooling_of_vbp_picks_the_variance_where_torch_finds_the_maximum(pool: nn.MaxPool2d) -> None:
     x = Gaussian(torch.randn(2, 3, 7, 7), torch.rand(2, 3, 7, 7))

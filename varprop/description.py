@@ -31,8 +31,16 @@ LAYERS = _by_name(
     getattr(nn, name)
     for name in (
         *("Linear", "Embedding", "EmbeddingBag", "Flatten", "Unflatten", "Identity", "PixelShuffle", "PixelUnshuffle", "ChannelShuffle"),
-        *(f"{kind}{n}d" for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "BatchNorm") for n in (1, 2, 3)),
-        *(f"{kind}{n}d" for kind in ("InstanceNorm", "ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad") for n in (1, 2, 3)),
+        *(
+            f"{kind}{n}d"
+            for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool")
+            for n in (1, 2, 3)
+        ),
+        *(
+            f"{kind}{n}d"
+            for kind in ("BatchNorm", "InstanceNorm", "ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad")
+            for n in (1, 2, 3)
+        ),
         *("Upsample", "Softmax", "LogSoftmax", "Softmin", "Softmax2d", "GLU"),
         *("LayerNorm", "GroupNorm", "RMSNorm", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"),
         *("ReLU", "LeakyReLU", "PReLU", "ReLU6", "Hardtanh", "Hardsigmoid", "Softshrink", "Tanh", "Sigmoid", "GELU", "SiLU", "Mish"),

@@ -55,6 +55,7 @@ KINDS: dict[Callable[..., Any], Kind] = {
     moments.alpha_dropout: Kind("exact", 10),
     moments._average: Kind("exact", 9),
     moments._adaptive_average: Kind("exact", 9),
+    moments.adaptive_max: Kind("as its layer"),
     moments._smooth: Kind("approximate", 11),
     moments._gated_linear: Kind("approximate", 11),
     embedding.embedding: Kind("exact"),

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import functional as fn
-from ..gaussian import Activation, Gaussian, move
+from ..gaussian import Activation, Gaussian, mean_of, move
 from ..posterior import Layer, random_bias, random_weight
 from .attention import ATTENTION
-from .base import Method, Rule, activation, sequential
+from .base import Method, NoRuleError, Rule, activation, sequential
 from .embedding import EMBEDDING
 from .normalisation import NORMALISATION
 from .recurrent import RECURRENT
@@ -195,6 +195,17 @@ def _adaptive_average(n: int, module: Layer, x: Gaussian) -> Gaussian:
     return fn.average(x, module, _window_sizes(lengths, x))
 
 
+def adaptive_max(n: int, plain: Layer, method: Method, module: Layer, x: Activation) -> Activation:
+    """The maximum over windows of one size, as the method's own rule of max-pooling takes it."""
+    sizes, outputs = x.shape[-n:], module(mean_of(x)).shape[-n:]
+    if any(size % out for size, out in zip(sizes, outputs, strict=True)):
+        raise NoRuleError(
+            f"{method.name} has no rule for {type(module).__name__} with windows of several sizes, from {tuple(sizes)} to "
+            f"{tuple(outputs)}; choose an output size that divides the input's."
+        )
+    return method(plain(tuple(size // out for size, out in zip(sizes, outputs, strict=True))), x)
+
+
 def _window_sizes(lengths: list[Tensor], x: Gaussian) -> Tensor:
     size = torch.ones((), dtype=x.mean.dtype, device=x.mean.device)
     for length in lengths:
@@ -250,6 +261,9 @@ SHARED: dict[type[nn.Module], Rule] = {
     nn.AdaptiveAvgPool1d: partial(activation, partial(_adaptive_average, 1)),
     nn.AdaptiveAvgPool2d: partial(activation, partial(_adaptive_average, 2)),
     nn.AdaptiveAvgPool3d: partial(activation, partial(_adaptive_average, 3)),
+    nn.AdaptiveMaxPool1d: partial(adaptive_max, 1, nn.MaxPool1d),
+    nn.AdaptiveMaxPool2d: partial(adaptive_max, 2, nn.MaxPool2d),
+    nn.AdaptiveMaxPool3d: partial(adaptive_max, 3, nn.MaxPool3d),
     **RESAMPLING,
     **dict.fromkeys(MOVES, moved),
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), dropout),
