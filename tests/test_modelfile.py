@@ -83,7 +83,7 @@ def test_rebuilds_nested_networks_with_partly_random_layers(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", sorted(LAYERS))
 def test_every_layer_of_the_list_is_described_by_its_arguments(name: str) -> None:
     needed = {"Linear": (3, 5), "Conv": (2, 4, 3), "Unflatten": (1, (2, 3)), "LayerNorm": ((4,),), "GroupNorm": (2, 4), "BatchNorm": (4,)}
-    needed |= {"MaxPool": (3,), "AvgPool": (3,), "AdaptiveAvgPool": (2,), "InstanceNorm": (4,), "RMSNorm": ((4,),), "Embedding": (5, 3)}
+    needed |= {"MaxPool": (3,), "AvgPool": (3,), "Adaptive": (2,), "InstanceNorm": (4,), "RMSNorm": ((4,),), "Embedding": (5, 3)}
     needed |= {"ConstantPad": (1, 2.5), "Zero": (1,), "Reflection": (1,), "Replication": (1,), "Pixel": (2,), "Channel": (2,)}
     needed |= {"Upsample": (None, (2, 1.5), "bilinear"), "Softmax2d": (), "Softmax": (1,), "LogSoftmax": (1,), "Softmin": (1,)}
     layer = LAYERS[name](*next((values for prefix, values in needed.items() if name.startswith(prefix)), ()))
