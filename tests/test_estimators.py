@@ -195,7 +195,7 @@ def test_partial_fit_learns_from_a_stream(classifier: BayesianMLPClassifier) -> 
         ({"batch_size": 2.5}, "batch_size must be a positive whole number"),
         ({"hidden_layer_sizes": (10, 0)}, "hidden_layer_sizes must be"),
         ({"n_replicas": 0}, "n_replicas must be"),
-        ({"prior": -1.0}, "precision must be positive"),
+        ({"prior": -1.0}, "gain must be positive"),
         ({"early_stopping": True, "validation_fraction": 2.0}, "validation must be a share"),
     ],
 )
