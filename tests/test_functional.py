@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
+from torch import Tensor
 from torch.nn import functional as F
 
 from varprop import Gaussian
@@ -177,3 +179,13 @@ def test_gate_divergence_has_finite_gradients() -> None:
         for exact in (False, True):
             grads = torch.autograd.grad(fn.gate_kl(Gaussian.of(mean, var), 100.0, exact), (mean, var))
             assert all(torch.isfinite(g) for g in grads), (m, v, exact)
+
+
+@pytest.mark.parametrize("moments", [fn.gate, fn.rectify, fn.anchored], ids=lambda f: f.__name__)
+def test_gradients_of_relu_are_those_of_finite_differences(moments: Callable[[Gaussian], Gaussian]) -> None:
+    def both(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        y = moments(Gaussian(m, v))
+        return y.mean, y.var
+
+    m, v = (torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in ([-3.0, -0.4, 0.3, 2.0], [1.0, 0.5, 2.0, 0.7]))
+    assert torch.autograd.gradcheck(both, (m, v))
