@@ -119,7 +119,12 @@ STUDIES = {
         {"base": BASE, **PRIORS, **METHODS, **TRAINING},
     ),
     "classes": Study("Classification", ("breast cancer", "digits", "iris", "wine"), 5, {"base": BASE, **PRIORS, **METHODS, **TRAINING}),
-    "large": Study("Regression, large sets", ("kin8nm", "power", "naval", "protein"), 2, {"base": BASE, **LENGTHS}),
+    "large": Study(
+        "Regression, large sets",
+        ("kin8nm", "power", "naval", "protein"),
+        2,
+        {"base": BASE, "100 hidden units": TRAINING["100 hidden units"], **LENGTHS},
+    ),
 }
 
 
