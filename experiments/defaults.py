@@ -99,6 +99,7 @@ TRAINING = {
     "five members": replace(BASE, members=5),
 }
 LENGTHS = {f"{n} epochs": replace(BASE, epochs=n, steps=(4000, 10**9)) for n in (30, 60, 240)}
+LENGTHS["100 hidden units, 240 epochs"] = replace(LENGTHS["240 epochs"], hidden=100)
 
 
 @dataclass(frozen=True)

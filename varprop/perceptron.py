@@ -28,6 +28,8 @@ from .priors import FanIn, Horseshoe, Prior
 
 EPOCHS, STEPS = 120, (4000, 20_000)
 """What "auto" trains for: this many epochs, but steps within these bounds."""
+UNITS, MANY = (50, 100), 5000
+"""Hidden units that "auto" has, for few rows and for many."""
 ROWS = 4096
 """Rows predicted at a time."""
 
@@ -41,7 +43,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden_layer_sizes: int | Sequence[int],
+        hidden_layer_sizes: int | Sequence[int] | Literal["auto"],
         method: str | Method,
         prior: float | Prior,
         kl_z_weight: float,
@@ -95,15 +97,15 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self.random_ = int(check_random_state(self.random_state).randint(2**31))
         with torch.random.fork_rng([]):
             torch.manual_seed(self.random_)
-            self.members_ = [self._objective(X.shape[1], _dtype(X)) for _ in range(_positive("n_replicas", self.n_replicas))]
+            self.members_ = [self._objective(len(X), X.shape[1], _dtype(X)) for _ in range(_positive("n_replicas", self.n_replicas))]
         self.elbo_ = self.members_[0]
         self.history_ = pd.DataFrame()
 
-    def _objective(self, features: int, dtype: torch.dtype) -> ELBO:
+    def _objective(self, rows: int, features: int, dtype: torch.dtype) -> ELBO:
         method = _method(self.method)
         prior = self.prior if isinstance(self.prior, Prior) else FanIn(float(self.prior))
         likelihood, outputs = self._likelihood()
-        sizes = [features, *_sizes(self.hidden_layer_sizes), outputs]
+        sizes = [features, *self._hidden(rows), outputs]
         layers: list[nn.Module] = []
         for inputs, units in pairwise(sizes):
             layers += [nn.Linear(inputs, units), nn.ReLU()]
@@ -159,6 +161,12 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         """Add epochs to the history, numbered on from those before."""
         history["epoch"] += len(self.history_)
         self.history_ = history if self.history_.empty else pd.concat([self.history_, history], ignore_index=True)
+
+    def _hidden(self, rows: int) -> list[int]:
+        sizes: Any = self.hidden_layer_sizes
+        if isinstance(sizes, str) and sizes == "auto":
+            return [UNITS[rows >= MANY]]
+        return [_positive("hidden_layer_sizes", size) for size in (sizes if isinstance(sizes, Iterable) else [sizes])]
 
     def _batch_size(self, rows: int) -> int:
         if self.batch_size != "auto":
@@ -227,10 +235,6 @@ def _method(method: str | Method) -> Method:
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, or a Method, got {method!r}.")
     return METHODS[method]
-
-
-def _sizes(sizes: int | Sequence[int]) -> list[int]:
-    return [_positive("hidden_layer_sizes", size) for size in (sizes if isinstance(sizes, Iterable) else [sizes])]
 
 
 def _positive(name: str, value: Any, kind: Any = Integral) -> Any:
