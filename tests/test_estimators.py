@@ -292,3 +292,10 @@ def test_automatic_epochs_keep_the_steps_within_their_bounds(rows: int) -> None:
     steps = model._epochs(rows, batch) * -(-rows // batch)
     assert steps >= 4000 - -(-rows // batch)
     assert steps <= 20_000 + -(-rows // batch)
+
+
+@pytest.mark.parametrize(("rows", "units"), [(4999, 50), (5000, 100)])
+def test_large_tables_have_more_units(rows: int, units: int) -> None:
+    x = np.random.default_rng(0).normal(size=(rows, 1))
+    model = BayesianMLPRegressor(epochs=1, batch_size=rows, random_state=0).fit(x, x[:, 0])
+    assert model.elbo_.net[0].out_features == units

@@ -38,7 +38,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     :param heteroscedastic: let the noise differ between inputs.
     :param kl_z_weight: weight of the gates' divergence, for VBP and CVBP.
     :param n_replicas: networks trained at once from different starts; the prediction is their mixture.
-    :param epochs: "auto" means 120, but no fewer than 4,000 steps and no more than 20,000.
+    :param epochs: "auto" is 120, or 240 from 5,000 rows on, but no fewer than 4,000 steps and no more than 40,000.
     :param lr: rate of Adam; it falls to zero as a cosine.
     :param batch_size: "auto" is a hundredth of the rows, within 32 and 256.
     :param early_stopping: hold out `validation_fraction` of the rows, stop after `n_iter_no_change` epochs without a better log-likelihood

@@ -26,10 +26,11 @@ from .posterior import variational
 from .predictive import mixture
 from .priors import FanIn, Horseshoe, Prior
 
-EPOCHS, STEPS = 120, (4000, 20_000)
-"""What "auto" trains for: this many epochs, but steps within these bounds."""
-UNITS, MANY = (50, 100), 5000
-"""Hidden units that "auto" has, for few rows and for many."""
+MANY = 5000
+UNITS, EPOCHS = (50, 100), (120, 240)
+"""Hidden units and epochs that "auto" stands for, with few rows and with many."""
+STEPS = 4000, 40_000
+"""Bounds between which "auto" keeps the steps of training."""
 ROWS = 4096
 """Rows predicted at a time."""
 
@@ -177,7 +178,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         if self.epochs != "auto":
             return _positive("epochs", self.epochs)
         steps = -(-rows // batch_size)
-        return max(1, round(np.clip(EPOCHS * steps, *STEPS) / steps))
+        return max(1, round(np.clip(EPOCHS[rows >= MANY] * steps, *STEPS) / steps))
 
     def _fit(self, X: np.ndarray, y: np.ndarray, sample_weight: Any, new: bool, epochs: int | None = None) -> None:
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
