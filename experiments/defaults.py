@@ -37,7 +37,7 @@ BUNDLED: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the estimators do; the values are their defaults."""
+    """How an estimator is trained; the values are the base of the study."""
 
     method: str = "dvi"
     kl_z_weight: float = 0.0
@@ -200,8 +200,7 @@ def tables(folder: Path = cells.RESULTS / "defaults") -> str:
 
 def table(study: Study, folder: Path) -> str:
     """Log-likelihood against the base's, in pairs of splits, with the error beside it; the worst gap and the mean calibration."""
-    found = {row: {name: json.loads(path.read_text())["scores"] for name in study.sets if (path := _path(folder, name, row)).exists()}
-             for row in study.rows}  # fmt: skip
+    found = {row: _scores(study, folder, row) for row in study.rows}
     base = found["base"]
     lines = []
     for row, sets in found.items():
@@ -219,6 +218,12 @@ def table(study: Study, folder: Path) -> str:
             calibration = np.mean([np.mean(scores["calibration"]) for scores in sets.values()])
             lines.append([row, *shown, f"{calibration:.3f}", f"{gap:.3f}"])
     return markdown([["", *study.sets, "ECE" if study is STUDIES["classes"] else "coverage", "largest gap"], *lines])
+
+
+def _scores(study: Study, folder: Path, row: str) -> dict[str, dict[str, list[float]]]:
+    """By set, as far as there are any."""
+    paths = {name: _path(folder, name, row) for name in study.sets}
+    return {name: json.loads(path.read_text())["scores"] for name, path in paths.items() if path.exists()}
 
 
 def _path(folder: Path, name: str, row: str) -> Path:
