@@ -194,6 +194,7 @@ def test_partial_fit_learns_from_a_stream(classifier: BayesianMLPClassifier) -> 
         ({"lr": -1.0}, "lr must be a positive number"),
         ({"batch_size": 2.5}, "batch_size must be a positive whole number"),
         ({"hidden_layer_sizes": (10, 0)}, "hidden_layer_sizes must be"),
+        ({"hidden_layer_sizes": "many"}, "hidden_layer_sizes must be a positive whole number, got 'many'"),
         ({"n_replicas": 0}, "n_replicas must be"),
         ({"prior": -1.0}, "gain must be positive"),
         ({"early_stopping": True, "validation_fraction": 2.0}, "validation must be a share"),
@@ -299,3 +300,8 @@ def test_large_tables_have_more_units(rows: int, units: int) -> None:
     x = np.random.default_rng(0).normal(size=(rows, 1))
     model = BayesianMLPRegressor(epochs=1, batch_size=rows, random_state=0).fit(x, x[:, 0])
     assert model.elbo_.net[0].out_features == units
+
+
+def test_a_number_as_the_prior_is_the_gain_by_the_fan_in() -> None:
+    model = BayesianMLPRegressor(**(QUICK | {"prior": 3.0})).fit(X[TRAIN], Y[TRAIN])
+    assert model.elbo_.prior == vp.priors.FanIn(gain=3.0)

@@ -167,7 +167,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         sizes: Any = self.hidden_layer_sizes
         if isinstance(sizes, str) and sizes == "auto":
             return [UNITS[rows >= MANY]]
-        return [_positive("hidden_layer_sizes", size) for size in (sizes if isinstance(sizes, Iterable) else [sizes])]
+        sizes = sizes if isinstance(sizes, Iterable) and not isinstance(sizes, str) else [sizes]
+        return [_positive("hidden_layer_sizes", size) for size in sizes]
 
     def _batch_size(self, rows: int) -> int:
         if self.batch_size != "auto":
