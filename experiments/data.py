@@ -6,17 +6,27 @@ import gzip
 import io
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 from torch import Tensor
 
 SPLITS = dict.fromkeys(("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine-red", "yacht"), 20) | {"protein": 5}
 """The nine regression sets with their published numbers of splits."""
+
+BUNDLED: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
+    "diabetes": load_diabetes,
+    "breast cancer": load_breast_cancer,
+    "digits": load_digits,
+    "iris": load_iris,
+    "wine": load_wine,
+}
+"""Sets that scikit-learn carries."""
 
 OPENML = {
     "boston": (531, (506, 13), "MEDV", ()),

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 from torch import Tensor, nn
 
 import varprop as vp
@@ -25,14 +24,6 @@ from varprop.predictive import ClassPredictive, Predictive, Regression
 
 from . import cells, data
 from .tables import markdown, standard_error
-
-BUNDLED: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
-    "diabetes": load_diabetes,
-    "breast cancer": load_breast_cancer,
-    "digits": load_digits,
-    "iris": load_iris,
-    "wine": load_wine,
-}
 
 
 @dataclass(frozen=True)
@@ -132,9 +123,9 @@ STUDIES = {
 def inner(name: str, splits: int) -> data.Splits:
     """Training parts of the published splits, split again; of a set that has none, nine tenths in random orders."""
     numbers = tuple(range(splits))
-    if name not in BUNDLED:
+    if name not in data.BUNDLED:
         return data.regression(name, numbers).inner()
-    x, y = BUNDLED[name](return_X_y=True)
+    x, y = data.BUNDLED[name](return_X_y=True)
     orders = np.stack([np.random.RandomState(k).permutation(len(y))[: round(0.9 * len(y))] for k in numbers])
     inputs, target = _standardised(x[orders]), torch.tensor(y[orders])
     target = _standardised(y[orders, None]) if name == "diabetes" else target

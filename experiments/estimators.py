@@ -24,7 +24,6 @@ from sklearn.preprocessing import StandardScaler
 from varprop import BayesianMLPClassifier, BayesianMLPRegressor
 
 from . import cells, data
-from .defaults import BUNDLED
 from .tables import markdown, standard_error
 
 NUMBERS = dict.fromkeys(("boston", "concrete", "energy", "wine-red", "yacht", "diabetes"), 20)
@@ -37,8 +36,8 @@ Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 def splits(name: str, n: int) -> Iterator[Split]:
     """Training and test part; of a set without published splits, nine tenths and the rest in random orders."""
-    if name in BUNDLED:
-        x, y = BUNDLED[name](return_X_y=True)
+    if name in data.BUNDLED:
+        x, y = data.BUNDLED[name](return_X_y=True)
         orders = [np.random.RandomState(k).permutation(len(y)) for k in range(n)]
         parts = [np.split(order, [round(0.9 * len(y))]) for order in orders]
     else:
