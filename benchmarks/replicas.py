@@ -58,12 +58,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     one_by_one, at_once = [], []
     for k, elbo in enumerate(objectives()):
-        one_by_one.append(timed(lambda elbo=elbo, k=k: alone(elbo, splits.x[k], splits.y[k], epochs, batch, seeds[k])))  # type: ignore[misc]
+        one_by_one.append(
+            timed(lambda elbo=elbo, k=k: alone(elbo, splits.x[k], splits.y[k], epochs, batch, seeds[k]))
+        )  # type: ignore[misc]
         if k % 5 == 2:
             members = objectives()
-            at_once.append(timed(lambda m=members: vp.replicas.fit(m, splits.x, splits.y, epochs=epochs, batch_size=batch, seeds=seeds)))  # type: ignore[misc]
-    clock, processor = (sum(alone[i] for alone in one_by_one) / median(run[i] for run in at_once) for i in (0, 1))
-    configuration = {"dataset": "boston", "splits": len(seeds), "method": options.method, "epochs": epochs, "batch_size": batch}
+            at_once.append(
+                timed(
+                    lambda m=members: vp.replicas.fit(
+                        m, splits.x, splits.y, epochs=epochs, batch_size=batch, seeds=seeds
+                    )
+                )
+            )  # type: ignore[misc]
+    clock, processor = (
+        sum(alone[i] for alone in one_by_one) / median(run[i] for run in at_once) for i in (0, 1)
+    )
+    configuration = {
+        "dataset": "boston",
+        "splits": len(seeds),
+        "method": options.method,
+        "epochs": epochs,
+        "batch_size": batch,
+    }
     cells.write(
         options.out,
         configuration,

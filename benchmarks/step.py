@@ -79,9 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     variants = dict.fromkeys(NETWORKS, False)
     if options.compile:
         variants |= {f"{network}, compiled": True for network in NETWORKS}
-    results = {name: measure(name.split(",")[0], options.steps, compile) for name, compile in variants.items()}
-    ratios = {network: {name: times[name] / times["vbp"] for name in times} for network, times in results.items()}
-    cells.write(options.out, {"steps": options.steps, "compile": options.compile}, seconds=results, against_vbp=ratios)
+    results = {
+        name: measure(name.split(",")[0], options.steps, compile) for name, compile in variants.items()
+    }
+    ratios = {
+        network: {name: times[name] / times["vbp"] for name in times} for network, times in results.items()
+    }
+    cells.write(
+        options.out, {"steps": options.steps, "compile": options.compile}, seconds=results, against_vbp=ratios
+    )
     print(json.dumps(ratios, indent=1))
 
 

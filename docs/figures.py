@@ -45,9 +45,9 @@ def gate() -> None:
     m = torch.linspace(-3, 3, 601)
     x = vp.Gaussian(m, torch.ones_like(m))
     curves = [
-        ("exact (DVI, Eq. 6)", vp.functional.rectify(x), {"color": INK, "lw": 2.2}),
-        ("hard gate (VBP, Eq. 4)", vp.functional.gate(x), {"color": BLUE, "lw": 1.8}),
-        ("gate of slope 2/s", vp.functional.gate(x, slope=2.0), {"color": ORANGE, "lw": 1.8, "ls": "--"}),
+        ("exact (DVI, Eq. 6)", vp.moments.rectify(x), {"color": INK, "lw": 2.2}),
+        ("hard gate (VBP, Eq. 4)", vp.moments.gate(x), {"color": BLUE, "lw": 1.8}),
+        ("gate of slope 2/s", vp.moments.gate(x, slope=2.0), {"color": ORANGE, "lw": 1.8, "ls": "--"}),
     ]
     figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.7), sharex=True)
     for label, h, style in curves:
@@ -85,20 +85,39 @@ def regression() -> None:
     for ax, (title, method, kl_z_weight) in zip(axes, trainings, strict=True):
         torch.manual_seed(0)
         net = vp.variational(nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1)), init="he")
-        elbo = vp.ELBO(net, method, vp.likelihoods.Normal(), vp.priors.Normal(1.0), n_data=len(x), kl_z_weight=kl_z_weight)
+        elbo = vp.ELBO(
+            net,
+            method,
+            vp.likelihoods.Normal(),
+            vp.priors.Normal(1.0),
+            n_data=len(x),
+            kl_z_weight=kl_z_weight,
+        )
         vp.fit(elbo, (x, y), epochs=1500, lr=0.01, batch_size=40, schedule="cosine")
         with torch.no_grad():
             own, drawn = method(net, grid), with_sampled_weights(net, grid)
         low, high = (own.mean + k * own.std for k in (-2, 2))
-        ax.fill_between(grid[:, 0], low[:, 0], high[:, 0], color=BLUE, alpha=0.22, lw=0, label="f, its own moments: mean ± 2 std")
+        ax.fill_between(
+            grid[:, 0],
+            low[:, 0],
+            high[:, 0],
+            color=BLUE,
+            alpha=0.22,
+            lw=0,
+            label="f, its own moments: mean ± 2 std",
+        )
         ax.plot(grid, own.mean, color=BLUE, lw=1.8)
         for k, label in ((-2, "f, weights drawn from q: ± 2 std"), (2, None)):
             ax.plot(grid, drawn.mean + k * drawn.std, color=ORANGE, lw=1.2, ls="--", label=label)
         ax.plot(x, y, ".", color=INK, ms=3, label="data")
         ax.set(title=title, xlabel="x", ylim=(-4, 4), xlim=(-5, 5))
-        print(f"{title}: standard deviation {own.std.mean():.3f} by its own moments, {drawn.std.mean():.3f} of drawn weights")
+        print(
+            f"{title}: standard deviation {own.std.mean():.3f} by its own moments, {drawn.std.mean():.3f} of drawn weights"
+        )
     axes[0].set_ylabel("y")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=3, bbox_to_anchor=(0.5, -0.02))
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="upper center", ncols=3, bbox_to_anchor=(0.5, -0.02)
+    )
     save(figure, "regression.svg")
 
 

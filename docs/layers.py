@@ -36,7 +36,9 @@ def kind(rule: Callable[..., Any]) -> kinds.Kind:
     known = kinds.kind(rule)
     if known is None:
         names = ", ".join(sorted(f.__qualname__ for f in set(kinds.parts_of(rule))))
-        raise KeyError(f"no kind is given for the rule made of {names}; add its function to KINDS in varprop/methods/kinds.py.")
+        raise KeyError(
+            f"no kind is given for the rule made of {names}; add its function to KINDS in varprop/methods/kinds.py."
+        )
     return known
 
 
@@ -77,7 +79,10 @@ def measured() -> dict[str, str]:
 
 def table(layers: list[type[nn.Module]]) -> str:
     methods, numbers = list(vp.METHODS.values()), measured()
-    lines = ["| layer | " + " | ".join(f"`{method.name}`" for method in methods) + " | measured |", "|---" * (len(methods) + 2) + "|"]
+    lines = [
+        "| layer | " + " | ".join(f"`{method.name}`" for method in methods) + " | measured |",
+        "|---" * (len(methods) + 2) + "|",
+    ]
     for layer in layers:
         words = " | ".join(cell(method, layer) for method in methods)
         lines.append(f"| `{layer.__name__}` | {words} | {numbers.get(layer.__name__, '')} |")

@@ -129,7 +129,10 @@ LAYERS = [
     Case(lambda: nn.Embedding(10, 4), "none", "index"),
     Case(lambda: Output(nn.MultiheadAttention(8, 2, batch_first=True)), "linear over time"),
     Case(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), "linear over time"),
-    *(Case(lambda kind=kind: Output(kind(8, 8, batch_first=True)), "linear over time") for kind in (nn.RNN, nn.LSTM, nn.GRU)),  # type: ignore[misc]
+    *(
+        Case(lambda kind=kind: Output(kind(8, 8, batch_first=True)), "linear over time")
+        for kind in (nn.RNN, nn.LSTM, nn.GRU)
+    ),  # type: ignore[misc]
 ]
 
 
@@ -151,7 +154,9 @@ def _mapped(front: nn.Module, layer: nn.Module, x: Tensor, n: int) -> tuple[Tens
         hidden = functional_call(front, ours, (x,))
         return hidden, functional_call(layer, theirs, (hidden,))
 
-    out: tuple[Tensor, Tensor] = vmap(run, randomness="different")(draw(front, n), draw(layer, n), torch.zeros(n))
+    out: tuple[Tensor, Tensor] = vmap(run, randomness="different")(
+        draw(front, n), draw(layer, n), torch.zeros(n)
+    )
     return out
 
 
@@ -173,7 +178,11 @@ def gated(layer: nn.Module, mean: Tensor) -> Callable[[Tensor], Tensor] | None:
         return lambda h: pieces(mean) + pieces.slope(mean) * (h - mean)
     if isinstance(layer, nn.MaxPool2d):
         _, winners = nn.MaxPool2d(layer.kernel_size, return_indices=True)(mean)
-        return lambda h: h.flatten(-2).gather(-1, winners.flatten(-2).expand(len(h), *winners.shape[:-2], -1)).view(len(h), *winners.shape)
+        return lambda h: (
+            h.flatten(-2)
+            .gather(-1, winners.flatten(-2).expand(len(h), *winners.shape[:-2], -1))
+            .view(len(h), *winners.shape)
+        )
     return None
 
 
@@ -203,7 +212,12 @@ def compared(f: Gaussian, mean: Tensor, var: Tensor) -> dict[str, float]:
     random = var > 1e-12
     ratio, error = (f.var / var)[random], ((f.mean - mean).abs() / var.sqrt())[random]
     low, high = torch.quantile(ratio.double(), torch.tensor([0.05, 0.95]).double()).tolist()
-    return {"var_ratio": (f.var.sum() / var.sum()).item(), "low": low, "high": high, "mean_error": error.mean().item()}
+    return {
+        "var_ratio": (f.var.sum() / var.sum()).item(),
+        "low": low,
+        "high": high,
+        "mean_error": error.mean().item(),
+    }
 
 
 @torch.no_grad()
@@ -226,7 +240,10 @@ def measure(case: Case, n: int) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """One line for each case; of a module with parts only its name."""
-    lines = ["| front | input | layer | DVI: variance | 5 to 95 % | mean | VBP: variance | mean |", "|---" * 8 + "|"]
+    lines = [
+        "| front | input | layer | DVI: variance | 5 to 95 % | mean | VBP: variance | mean |",
+        "|---" * 8 + "|",
+    ]
     for row in rows:
         d, v, layer = row["dvi"], row["vbp"], row["layer"].split("(  ")[0]
         lines.append(
@@ -240,7 +257,9 @@ GROUPS = {"layers": LAYERS}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--draws", type=int, default=20_000)
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "accuracy")
@@ -249,7 +268,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.backends.mha.set_fastpath_enabled(False)  # another kernel that cannot be mapped
     for group in options.groups:
         path = options.out / f"{group}.json"
-        configuration = {"draws": options.draws, "logvar": LOGVAR, "cases": [case.configuration for case in GROUPS[group]]}
+        configuration = {
+            "draws": options.draws,
+            "logvar": LOGVAR,
+            "cases": [case.configuration for case in GROUPS[group]],
+        }
         if not cells.finished(path, configuration):
             cells.write(path, configuration, rows=[measure(case, options.draws) for case in GROUPS[group]])
         print(table(json.loads(path.read_text())["rows"]))

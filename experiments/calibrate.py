@@ -89,7 +89,12 @@ def plain(net: nn.Module, x: Tensor, t: float = 1.0) -> ClassPredictive:
 
 
 def scores(p: vp.predictive.Predictive, y: Tensor) -> dict[str, float]:
-    kept = {"accuracy": "accuracy", "log-likelihood": "log_likelihood", "calibration error (ECE)": "ece", "Brier score": "brier"}
+    kept = {
+        "accuracy": "accuracy",
+        "log-likelihood": "log_likelihood",
+        "calibration error (ECE)": "ece",
+        "Brier score": "brier",
+    }
     return {kept[name]: value for name, value in vp.metrics.summary(p, y).items() if name in kept}
 
 
@@ -108,7 +113,9 @@ def run(task: Task, seed: int, epochs: int) -> dict[str, dict[str, float]]:
         again = task.net()
         again.load_state_dict(net.state_dict())
         start = time.perf_counter()
-        elbo = vp.calibrate(again, unseen, vp.likelihoods.Categorical(), method=vp.METHODS[name], progress=False)
+        elbo = vp.calibrate(
+            again, unseen, vp.likelihoods.Categorical(), method=vp.METHODS[name], progress=False
+        )
         seconds = time.perf_counter() - start
         p = concatenate([elbo.predict(part) for part in x.split(500)])
         rows[f"calibrated, {name}"] = scores(p, y) | {"seconds": seconds}

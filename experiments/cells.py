@@ -30,12 +30,25 @@ def write(path: Path, configuration: dict[str, Any], **content: Any) -> None:
 
 
 def machine() -> dict[str, Any]:
-    return {"cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
 
 
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    names = (
+        [
+            line.split(":")[1].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        if info.exists()
+        else []
+    )
     return names[0] if names else platform.processor()
 
 
@@ -44,6 +57,8 @@ def commit() -> str:
     """The commit that the code is at; with a plus where its Python files differ from it."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=Path(__file__).parent.parent, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=Path(__file__).parent.parent, capture_output=True, text=True
+        ).stdout.strip()
 
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--", "*.py") else "")

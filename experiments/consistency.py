@@ -86,13 +86,25 @@ def images(kind: str, row: str, epochs: int, seed: int, rows: int | None) -> dic
 
     x, x_test = scaled(x), scaled(x_test)
     method, weight = IMAGES[row]
-    elbo = vp.ELBO(lenet(seed), method, vp.likelihoods.Categorical(), vp.priors.Normal(100.0), n_data=len(x), kl_z_weight=weight)
+    elbo = vp.ELBO(
+        lenet(seed),
+        method,
+        vp.likelihoods.Categorical(),
+        vp.priors.Normal(100.0),
+        n_data=len(x),
+        kl_z_weight=weight,
+    )
     start = time.perf_counter()
     vp.fit(elbo, (x, y), epochs=epochs, lr=1e-3, batch_size=BATCH, seed=seed, progress=False)
     seconds = time.perf_counter() - start
     audit = vp.audit(elbo, x_test, y_test, samples=DRAWS, tolerance=0.01)
     print(f"{kind} {row}, {seconds:.0f} s\n{audit}", flush=True)
-    result = {"own": vars(audit.own), "exact": vars(audit.exact), "gate_kl": audit.gate_kl, "seconds": seconds}
+    result = {
+        "own": vars(audit.own),
+        "exact": vars(audit.exact),
+        "gate_kl": audit.gate_kl,
+        "seconds": seconds,
+    }
     assert audit.sampled is not None
     result |= {"sampled": vars(audit.sampled), "idle": {units.layer: units.idle for units in audit.layers}}
     result["one_draw_error"] = one_draw(elbo.net, x_test, y_test)
@@ -105,7 +117,12 @@ def images(kind: str, row: str, epochs: int, seed: int, rows: int | None) -> dic
 
 @torch.no_grad()
 def error(elbo: vp.ELBO, x: Tensor, y: Tensor) -> float:
-    return (torch.cat([elbo.predict(part).probs for part in x.split(1000)]).argmax(1) != y).double().mean().item()  # type: ignore[attr-defined]
+    return (
+        (torch.cat([elbo.predict(part).probs for part in x.split(1000)]).argmax(1) != y)
+        .double()
+        .mean()
+        .item()
+    )  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
@@ -114,7 +131,10 @@ def one_draw(net: nn.Module, x: Tensor, y: Tensor, draws: int = 20) -> float:
     weights = draw(net, draws, torch.Generator().manual_seed(0))
     errors = []
     for k in range(draws):
-        outputs = [torch.func.functional_call(net, {name: w[k] for name, w in weights.items()}, (part,)) for part in x.split(1000)]
+        outputs = [
+            torch.func.functional_call(net, {name: w[k] for name, w in weights.items()}, (part,))
+            for part in x.split(1000)
+        ]
         errors.append((torch.cat(outputs).argmax(1) != y).double().mean().item())
     return sum(errors) / draws
 
@@ -173,22 +193,45 @@ def _own_and_exact(rows: dict[str, str], names: Iterable[str], folder: Path) -> 
             path = folder / row / f"{name}.json"
             splits = json.loads(path.read_text())["splits"] if path.exists() else []
             both = [[split["own"], split["exact"] or split["own"]] for split in splits]
-            means = [[mean(scores[score] for scores in by) for by in zip(*both, strict=True)] for score in ("log_likelihood", "coverage")]
+            means = [
+                [mean(scores[score] for scores in by) for by in zip(*both, strict=True)]
+                for score in ("log_likelihood", "coverage")
+            ]
             line.append(f"{_joined(means[0], '.3f')} ({_joined(means[1], '.2f')})" if splits else "")
         lines.append(line)
     return markdown(lines)
 
 
 def _images(folder: Path) -> str:
-    head = ["images", "trained with", "error", "log-likelihood: own / exact / drawn", "error of one draw", "error, 50 / 75 / 90 % pruned"]
+    head = [
+        "images",
+        "trained with",
+        "error",
+        "log-likelihood: own / exact / drawn",
+        "error of one draw",
+        "error, 50 / 75 / 90 % pruned",
+    ]
     lines = [[*head, "AUROC, own entropy: Fashion / K / notMNIST", "the same, drawn"]]
     for path in sorted(folder.glob("*MNIST/*.json")):
         cell = json.loads(path.read_text())
         by = [cell[name]["log_likelihood"] for name in ("own", "exact", "sampled")]
-        line = [cell["configuration"]["images"], cell["configuration"]["row"], f"{cell['own']['error']:.2%}", _joined(by, ".4f")]
+        line = [
+            cell["configuration"]["images"],
+            cell["configuration"]["row"],
+            f"{cell['own']['error']:.2%}",
+            _joined(by, ".4f"),
+        ]
         line += [f"{cell['one_draw_error']:.2%}", _joined(cell["pruned_error"].values(), ".2%")]
         strangers = cell.get("auroc", {}).values()
-        lines.append([*line, *(_joined([scores[name] for scores in strangers], ".3f") for name in ("entropy", "entropy_drawn"))])
+        lines.append(
+            [
+                *line,
+                *(
+                    _joined([scores[name] for scores in strangers], ".3f")
+                    for name in ("entropy", "entropy_drawn")
+                ),
+            ]
+        )
     return markdown(lines)
 
 
@@ -197,10 +240,18 @@ def _joined(values: Iterable[float], form: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.consistency", description=__doc__.split("\n")[0])
-    parser.add_argument("--datasets", nargs="+", choices=data.SPLITS, default=list(data.SPLITS), metavar="NAME")
-    parser.add_argument("--images", nargs="*", choices=("MNIST", "FashionMNIST"), default=["MNIST", "FashionMNIST"])
-    parser.add_argument("--methods", nargs="+", choices=IMAGES, default=list(IMAGES), metavar="ROW", help="for the images")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.consistency", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--datasets", nargs="+", choices=data.SPLITS, default=list(data.SPLITS), metavar="NAME"
+    )
+    parser.add_argument(
+        "--images", nargs="*", choices=("MNIST", "FashionMNIST"), default=["MNIST", "FashionMNIST"]
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=IMAGES, default=list(IMAGES), metavar="ROW", help="for the images"
+    )
     parser.add_argument("--runs", type=int, default=1, help="seeds, for the images")
     parser.add_argument("--epochs", type=int, help="instead of the rows' own")
     parser.add_argument("--splits", type=int, help="the first so many splits; all by default")
@@ -210,16 +261,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for kind in options.images:
         for row in options.methods:
             for seed in range(options.runs):
-                configuration = {"images": kind, "row": row, "epochs": options.epochs or EPOCHS, "seed": seed, "rows": options.rows}
+                configuration = {
+                    "images": kind,
+                    "row": row,
+                    "epochs": options.epochs or EPOCHS,
+                    "seed": seed,
+                    "rows": options.rows,
+                }
                 path = options.out / "consistency" / kind / f"{row}-{seed}.json"
                 if not cells.finished(path, configuration):
-                    cells.write(path, configuration, **images(kind, row, options.epochs or EPOCHS, seed, options.rows))
+                    cells.write(
+                        path, configuration, **images(kind, row, options.epochs or EPOCHS, seed, options.rows)
+                    )
     for row in REGRESSION.values():
         for name in options.datasets:
             table1.run(row, name, options.splits, options.epochs, 0, options.out / "table1")
     for row in AWAY.values():
         for name in sorted({*options.datasets} & {*table1.SMALL}):
-            path, configuration = options.out / "consistency" / "away" / row / f"{name}.json", {"row": row, "epochs": options.epochs}
+            path, configuration = (
+                options.out / "consistency" / "away" / row / f"{name}.json",
+                {"row": row, "epochs": options.epochs},
+            )
             if not cells.finished(path, configuration):
                 cells.write(path, configuration, splits=away(row, name, options.epochs))
     print(tables(options.out))

@@ -16,7 +16,9 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 from torch import Tensor
 
-SPLITS = dict.fromkeys(("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine-red", "yacht"), 20) | {"protein": 5}
+SPLITS = dict.fromkeys(
+    ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine-red", "yacht"), 20
+) | {"protein": 5}
 """The nine regression sets with their published numbers of splits."""
 
 BUNDLED: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
@@ -33,7 +35,12 @@ OPENML = {
     "concrete": (44959, (1030, 8), "strength", ()),
     "energy": (44960, (768, 8), "heating_load", ("cooling_load",)),
     "kin8nm": (44980, (8192, 8), "y", ()),
-    "naval": (44969, (11934, 16), "gt_compressor_decay_state_coefficient", ("gt_turbine_decay_state_coefficient",)),
+    "naval": (
+        44969,
+        (11934, 16),
+        "gt_compressor_decay_state_coefficient",
+        ("gt_turbine_decay_state_coefficient",),
+    ),
     "protein": (44963, (45730, 9), "RMSD", ()),
     "wine-red": (44972, (1599, 11), "quality", ()),
 }
@@ -59,7 +66,9 @@ class Splits:
     def inner(self, share: float = 0.2) -> Splits:
         """Splits of the training parts alone, to choose recipes by: the last `share` of their rows become the test part."""
         n = round(self.x.shape[1] * (1 - share))
-        return Splits(self.name, self.x[:, :n], self.y[:, :n], self.x[:, n:], self.y[:, n:], self.y_scale, self.numbers)
+        return Splits(
+            self.name, self.x[:, :n], self.y[:, :n], self.x[:, n:], self.y[:, n:], self.y_scale, self.numbers
+        )
 
 
 def regression(name: str, numbers: tuple[int, ...] | None = None) -> Splits:
@@ -74,17 +83,27 @@ def gaps(name: str) -> Splits:
     x, y, *_ = uci(name)
     orders = x.argsort(0, kind="stable").T
     first, last = len(y) // 3, 2 * len(y) // 3
-    return _standardised(name, x, y, [(np.delete(order, slice(first, last)), order[first:last]) for order in orders], range(len(orders)))
+    return _standardised(
+        name,
+        x,
+        y,
+        [(np.delete(order, slice(first, last)), order[first:last]) for order in orders],
+        range(len(orders)),
+    )
 
 
-def _standardised(name: str, x: np.ndarray, y: np.ndarray, rows: list[tuple[np.ndarray, np.ndarray]], numbers: Iterable[int]) -> Splits:
+def _standardised(
+    name: str, x: np.ndarray, y: np.ndarray, rows: list[tuple[np.ndarray, np.ndarray]], numbers: Iterable[int]
+) -> Splits:
     parts = []
     for train, test in rows:
         x_mean, x_std = x[train].mean(0), x[train].std(0)
         y_mean, y_std = y[train].mean(), y[train].std()
         features, target = (x - x_mean) / np.where(x_std > 0, x_std, 1), ((y - y_mean) / y_std)[:, None]
         parts.append((features[train], target[train], features[test], target[test], np.asarray(y_std)))
-    z, t, z_test, t_test, scale = (torch.tensor(np.stack(part), dtype=torch.float32) for part in zip(*parts, strict=True))
+    z, t, z_test, t_test, scale = (
+        torch.tensor(np.stack(part), dtype=torch.float32) for part in zip(*parts, strict=True)
+    )
     return Splits(name, z, t, z_test, t_test, scale, tuple(numbers))
 
 
@@ -124,7 +143,9 @@ def _openml(name: str) -> tuple[np.ndarray, np.ndarray]:
             f"{name} could not be had from OpenML ({error}): set VARPROP_DATA to a folder that holds uci/{name}.npz."
         ) from None
     if x.shape != shape:
-        raise SystemExit(f"OpenML's {name} has shape {x.shape}, not {shape}: set VARPROP_DATA to a folder that holds uci/{name}.npz.")
+        raise SystemExit(
+            f"OpenML's {name} has shape {x.shape}, not {shape}: set VARPROP_DATA to a folder that holds uci/{name}.npz."
+        )
     return x, y
 
 
@@ -134,7 +155,9 @@ def folder() -> Path:
 
 def _present(path: Path) -> Path:
     if not path.exists():
-        raise SystemExit(f"{path.name} was not found: set VARPROP_DATA to a folder that holds {Path(*path.parts[-3:])}.")
+        raise SystemExit(
+            f"{path.name} was not found: set VARPROP_DATA to a folder that holds {Path(*path.parts[-3:])}."
+        )
     return path
 
 
@@ -147,7 +170,11 @@ Images = tuple[Tensor, Tensor, Tensor, Tensor]
 def mnist(kind: str = "MNIST") -> Images:
     """The 28 × 28 images of MNIST or, with kind "FashionMNIST", of Fashion-MNIST."""
     raw = folder() / kind / "raw"
-    parts = [_idx(raw / f"{part}-{what}-ubyte.gz") for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
+    parts = [
+        _idx(raw / f"{part}-{what}-ubyte.gz")
+        for part in ("train", "t10k")
+        for what in ("images-idx3", "labels-idx1")
+    ]
     return tuple(t.unsqueeze(1) if t.dim() == 3 else t.long() for t in parts)  # type: ignore[return-value]
 
 
@@ -183,6 +210,10 @@ def _sprites(path: Path) -> tuple[Tensor, Tensor]:
 
     with np.load(_present(path), allow_pickle=False) as d:
         webp, offsets, labels = d["webp"], d["offsets"], d["labels"]
-    sprites = np.stack([np.asarray(Image.open(io.BytesIO(webp[a:b])).convert("RGB")) for a, b in pairwise(offsets)])
-    images = torch.tensor(sprites).view(-1, 10, 32, 10, 32, 3).permute(0, 1, 3, 5, 2, 4).reshape(-1, 3, 32, 32)
+    sprites = np.stack(
+        [np.asarray(Image.open(io.BytesIO(webp[a:b])).convert("RGB")) for a, b in pairwise(offsets)]
+    )
+    images = (
+        torch.tensor(sprites).view(-1, 10, 32, 10, 32, 3).permute(0, 1, 3, 5, 2, 4).reshape(-1, 3, 32, 32)
+    )
     return images, torch.tensor(labels).long()

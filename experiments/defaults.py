@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.metrics import coverage, ece, log_likelihood, rmse
+from varprop.inspect.metrics import coverage, ece, log_likelihood, rmse
 from varprop.predictive import ClassPredictive, Predictive, Regression
 
 from . import cells, data
@@ -57,7 +57,11 @@ class Recipe:
 
 PRIOR = {
     repr(prior): prior
-    for prior in (*map(vp.priors.FanIn, (1.0, 2.0, 4.0, 10.0)), *map(vp.priors.Normal, (1.0, 10.0)), vp.priors.EmpiricalBayes())
+    for prior in (
+        *map(vp.priors.FanIn, (1.0, 2.0, 4.0, 10.0)),
+        *map(vp.priors.Normal, (1.0, 10.0)),
+        vp.priors.EmpiricalBayes(),
+    )
 }
 BASE = Recipe()
 PRIORS = {
@@ -74,7 +78,9 @@ METHODS = {
     "vbp, gates x 1": replace(BASE, method="vbp", kl_z_weight=1.0),
     "cvbp": replace(BASE, method="cvbp"),
     "cvbp, gates x 0.1": replace(BASE, method="cvbp", kl_z_weight=0.1),
-    "cvbp, gates x 0.1, precision 1": replace(BASE, method="cvbp", kl_z_weight=0.1, prior="Normal(precision=1.0)"),
+    "cvbp, gates x 0.1, precision 1": replace(
+        BASE, method="cvbp", kl_z_weight=0.1, prior="Normal(precision=1.0)"
+    ),
 }
 TRAINING = {
     "100 hidden units": replace(BASE, hidden=100),
@@ -110,7 +116,12 @@ STUDIES = {
         5,
         {"base": BASE, **PRIORS, **METHODS, **TRAINING},
     ),
-    "classes": Study("Classification", ("breast cancer", "digits", "iris", "wine"), 5, {"base": BASE, **PRIORS, **METHODS, **TRAINING}),
+    "classes": Study(
+        "Classification",
+        ("breast cancer", "digits", "iris", "wine"),
+        5,
+        {"base": BASE, **PRIORS, **METHODS, **TRAINING},
+    ),
     "large": Study(
         "Regression, large sets",
         ("kin8nm", "power", "naval", "protein"),
@@ -141,7 +152,14 @@ def objective(recipe: Recipe, features: int, outputs: int, n: int) -> vp.ELBO:
     net = nn.Sequential(nn.Linear(features, recipe.hidden), nn.ReLU(), nn.Linear(recipe.hidden, outputs))
     vp.variational(net, recipe.logvar, init="he" if recipe.init == "he" else None)
     likelihood = vp.likelihoods.Normal() if outputs == 1 else vp.likelihoods.Categorical()
-    return vp.ELBO(net, vp.METHODS[recipe.method], likelihood, PRIOR[recipe.prior], n_data=n, kl_z_weight=recipe.kl_z_weight)
+    return vp.ELBO(
+        net,
+        vp.METHODS[recipe.method],
+        likelihood,
+        PRIOR[recipe.prior],
+        n_data=n,
+        kl_z_weight=recipe.kl_z_weight,
+    )
 
 
 def score(recipe: Recipe, splits: data.Splits) -> dict[str, list[float]]:
@@ -186,7 +204,9 @@ def errors(p: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tables(folder: Path = cells.RESULTS / "defaults") -> str:
-    return "\n\n".join(f"### {study.title}\n\n{table(study, folder / name)}" for name, study in STUDIES.items())
+    return "\n\n".join(
+        f"### {study.title}\n\n{table(study, folder / name)}" for name, study in STUDIES.items()
+    )
 
 
 def table(study: Study, folder: Path) -> str:
@@ -202,13 +222,19 @@ def table(study: Study, folder: Path) -> str:
                 continue
             fit, error = np.array(sets[name]["log_likelihood"]), np.mean(sets[name]["error"])
             difference = fit - np.array(base[name]["log_likelihood"])
-            by = f"{fit.mean():.3f}" if row == "base" else f"{difference.mean():+.3f} ± {standard_error(difference):.3f}"
+            by = (
+                f"{fit.mean():.3f}"
+                if row == "base"
+                else f"{difference.mean():+.3f} ± {standard_error(difference):.3f}"
+            )
             shown.append(f"{by} ({error:.3f})")
         if sets:
             gap = max(abs(np.mean(scores["gap"])) for scores in sets.values())
             calibration = np.mean([np.mean(scores["calibration"]) for scores in sets.values()])
             lines.append([row, *shown, f"{calibration:.3f}", f"{gap:.3f}"])
-    return markdown([["", *study.sets, "ECE" if study is STUDIES["classes"] else "coverage", "largest gap"], *lines])
+    return markdown(
+        [["", *study.sets, "ECE" if study is STUDIES["classes"] else "coverage", "largest gap"], *lines]
+    )
 
 
 def _scores(study: Study, folder: Path, row: str) -> dict[str, dict[str, list[float]]]:
@@ -222,7 +248,9 @@ def _path(folder: Path, name: str, row: str) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.defaults", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.defaults", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=list(STUDIES))
     parser.add_argument("--sets", nargs="+")
     parser.add_argument("--rows", nargs="+")
@@ -235,7 +263,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name in study.sets:
                 if (options.rows and row not in options.rows) or (options.sets and name not in options.sets):
                     continue
-                path, configuration = _path(options.out / study_name, name, row), asdict(recipe) | {"splits": study.splits}
+                path, configuration = (
+                    _path(options.out / study_name, name, row),
+                    asdict(recipe) | {"splits": study.splits},
+                )
                 configuration["steps"] = list(recipe.steps)
                 if not cells.finished(path, configuration):
                     cells.write(path, configuration, scores=score(recipe, inner(name, study.splits)))

@@ -60,7 +60,9 @@ def fitted(ours: Any, theirs: Any, split: Split) -> tuple[Any, Any, float]:
 
 def numbers(split: Split, seed: int) -> dict[str, float]:
     _, _, x, y = split
-    ours, theirs, seconds = fitted(BayesianMLPRegressor(random_state=seed), MLPRegressor(random_state=seed), split)
+    ours, theirs, seconds = fitted(
+        BayesianMLPRegressor(random_state=seed), MLPRegressor(random_state=seed), split
+    )
     lower, upper = ours.predict_interval(x, 0.9)
     return {
         "rmse": float(np.sqrt(np.mean((ours.predict(x) - y) ** 2))),
@@ -73,7 +75,9 @@ def numbers(split: Split, seed: int) -> dict[str, float]:
 
 def classes(split: Split, seed: int) -> dict[str, float]:
     _, _, x, y = split
-    ours, theirs, seconds = fitted(BayesianMLPClassifier(random_state=seed), MLPClassifier(random_state=seed), split)
+    ours, theirs, seconds = fitted(
+        BayesianMLPClassifier(random_state=seed), MLPClassifier(random_state=seed), split
+    )
     columns = np.arange(len(y)), np.searchsorted(ours.classes_, y)
     return {
         "error": float(np.mean(ours.predict(x) != y)),
@@ -92,19 +96,28 @@ def tables(path: Path = cells.RESULTS / "estimators.json") -> str:
         if measured:
             scores = list(next(iter(measured.values()))[0])
             lines = [
-                [name, str(len(rows)), *(_average([row[score] for row in rows]) for score in scores)] for name, rows in measured.items()
+                [name, str(len(rows)), *(_average([row[score] for row in rows]) for score in scores)]
+                for name, rows in measured.items()
             ]
-            shown.append(markdown([["set", "splits", *(score.replace("_", " ") for score in scores)], *lines]))
+            shown.append(
+                markdown([["set", "splits", *(score.replace("_", " ") for score in scores)], *lines])
+            )
     return "\n\n".join(shown)
 
 
 def _average(values: Sequence[float]) -> str:
     digits = 3 if abs(np.mean(values)) > 0.01 else 5
-    return f"{np.mean(values):.{digits}f} ± {standard_error(np.array(values)):.{digits}f}" if len(values) > 1 else f"{values[0]:.{digits}f}"
+    return (
+        f"{np.mean(values):.{digits}f} ± {standard_error(np.array(values)):.{digits}f}"
+        if len(values) > 1
+        else f"{values[0]:.{digits}f}"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.estimators", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.estimators", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--datasets", nargs="+", default=[*NUMBERS, *CLASSES], choices=[*NUMBERS, *CLASSES])
     parser.add_argument("--splits", type=int)
     parser.add_argument("--out", type=Path, default=cells.RESULTS, help="folder of the results")

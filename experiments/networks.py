@@ -52,7 +52,16 @@ def mlp() -> nn.Module:
 
 
 def lenet() -> nn.Module:
-    layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+    layers = (
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    )
     return nn.Sequential(*layers)
 
 
@@ -61,20 +70,30 @@ def resnet() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), Block(8), Block(8), *head)
 
 
-PASSES: dict[str, Callable[..., Any]] = {"dvi": vp.DVI, "correlated": vp.correlated, "cvbp": vp.CVBP, "vbp": vp.VBP}
+PASSES: dict[str, Callable[..., Any]] = {
+    "dvi": vp.DVI,
+    "correlated": vp.correlated,
+    "cvbp": vp.CVBP,
+    "vbp": vp.VBP,
+}
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "lenet": lenet, "resnet": resnet}
 
 
 def trained(name: str, epochs: int) -> tuple[nn.Module, Tensor]:
     """A network trained with DVI, and inputs that it has not seen."""
     torch.manual_seed(0)
-    x, y = (torch.tensor(a, dtype=torch.float32) for a in (load_diabetes if name == "mlp" else load_digits)(return_X_y=True))
+    x, y = (
+        torch.tensor(a, dtype=torch.float32)
+        for a in (load_diabetes if name == "mlp" else load_digits)(return_X_y=True)
+    )
     x = (x - x.mean(0)) / x.std(0).clamp(min=1e-3) if name == "mlp" else x.view(-1, 1, 8, 8) / 8 - 1
     y = ((y - y.mean()) / y.std()).unsqueeze(1) if name == "mlp" else y.long()
     likelihood = vp.likelihoods.Normal() if name == "mlp" else vp.likelihoods.Categorical()
     order = torch.randperm(len(x))
     x, y, unseen = x[order[INPUTS:]], y[order[INPUTS:]], x[order[:INPUTS]]
-    elbo = vp.ELBO(vp.variational(NETWORKS[name]()), vp.DVI, likelihood, vp.priors.Normal(10.0), n_data=len(x))
+    elbo = vp.ELBO(
+        vp.variational(NETWORKS[name]()), vp.DVI, likelihood, vp.priors.Normal(10.0), n_data=len(x)
+    )
     vp.fit(elbo, (x, y), epochs=epochs, lr=3e-3, batch_size=64, seed=0, progress=False)
     return elbo.net.eval(), unseen
 
@@ -136,16 +155,26 @@ def cost(net: nn.Module, x: Tensor, repeats: int = 15) -> float:
 
 def table(networks: dict[str, dict[str, dict[str, float]]]) -> str:
     titles = {name: name if name == "correlated" else name.upper() for name in PASSES}
-    head = ["network", *(f"{title}: {what}" for title in titles.values() for what in ("variance", "mean")), "correlated: cost"]
+    head = [
+        "network",
+        *(f"{title}: {what}" for title in titles.values() for what in ("variance", "mean")),
+        "correlated: cost",
+    ]
     lines = [
-        [name, *(f"{rows[m][key]:.3f}" for m in PASSES for key in ("var_ratio", "mean_error")), f"{rows['correlated']['cost']:.0f}"]
+        [
+            name,
+            *(f"{rows[m][key]:.3f}" for m in PASSES for key in ("var_ratio", "mean_error")),
+            f"{rows['correlated']['cost']:.0f}",
+        ]
         for name, rows in networks.items()
     ]
     return markdown([head, *lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.networks", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.networks", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--draws", type=int, default=20_000)
     parser.add_argument("--epochs", type=int, default=30)
@@ -153,10 +182,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     path = options.out / "networks.json"
-    configuration = {"draws": options.draws, "epochs": options.epochs, "networks": options.networks, "passes": list(PASSES)}
+    configuration = {
+        "draws": options.draws,
+        "epochs": options.epochs,
+        "networks": options.networks,
+        "passes": list(PASSES),
+    }
     if not cells.finished(path, configuration):
         cells.write(
-            path, configuration, networks={name: measure(*trained(name, options.epochs), options.draws) for name in options.networks}
+            path,
+            configuration,
+            networks={
+                name: measure(*trained(name, options.epochs), options.draws) for name in options.networks
+            },
         )
     print(table(json.loads(path.read_text())["networks"]))
 

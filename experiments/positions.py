@@ -59,7 +59,9 @@ def measure(name: str, images: str, logvar: float, draws: int) -> dict[str, Any]
     net, x, sampled = vp.variational(NETWORKS[name](), logvar, init="he").eval(), IMAGES[images](), Moments()
     generator = torch.Generator().manual_seed(1)
     for start in range(0, draws, CHUNK):
-        sampled.add(vmap(lambda w: functional_call(net, w, (x,)))(draw(net, min(CHUNK, draws - start), generator)))
+        sampled.add(
+            vmap(lambda w: functional_call(net, w, (x,)))(draw(net, min(CHUNK, draws - start), generator))
+        )
 
     def by(f: vp.Gaussian) -> float:
         return compared(f, *sampled.result())["var_ratio"]
@@ -68,16 +70,33 @@ def measure(name: str, images: str, logvar: float, draws: int) -> dict[str, Any]
         with patch.object(sys.modules["varprop.correlated"], "TOGETHER", correlation):
             return by(vp.correlated(net, x))
 
-    return {"network": name, "images": images, "logvar": logvar, "dvi": by(vp.DVI(net, x)), "correlated": [*map(assuming, CORRELATIONS)]}
+    return {
+        "network": name,
+        "images": images,
+        "logvar": logvar,
+        "dvi": by(vp.DVI(net, x)),
+        "correlated": [*map(assuming, CORRELATIONS)],
+    }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    head = ["network", "images", "log-variance", "DVI", *(f"correlated, {correlation:g}" for correlation in CORRELATIONS)]
+    head = [
+        "network",
+        "images",
+        "log-variance",
+        "DVI",
+        *(f"correlated, {correlation:g}" for correlation in CORRELATIONS),
+    ]
     return markdown(
         [
             head,
             *(
-                [row["network"], row["images"], f"{row['logvar']:g}", *(f"{value:.2f}" for value in (row["dvi"], *row["correlated"]))]
+                [
+                    row["network"],
+                    row["images"],
+                    f"{row['logvar']:g}",
+                    *(f"{value:.2f}" for value in (row["dvi"], *row["correlated"])),
+                ]
                 for row in rows
             ),
         ]
@@ -85,7 +104,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.positions", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.positions", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--draws", type=int, default=10_000)
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "accuracy")
@@ -94,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = options.out / "positions.json"
     configuration = {"draws": options.draws, "networks": options.networks}
     if not cells.finished(path, configuration):
-        cases = [(name, images, logvar) for name in options.networks for images in IMAGES for logvar in LOGVARS]
+        cases = [
+            (name, images, logvar) for name in options.networks for images in IMAGES for logvar in LOGVARS
+        ]
         cells.write(path, configuration, rows=[measure(*case, options.draws) for case in cases])
     print(table(json.loads(path.read_text())["rows"]))
 

@@ -52,8 +52,14 @@ BLOCKS: dict[str, tuple[Callable[[], Block], tuple[int, ...]]] = {
     "convolutions": (lambda: Block(nn.Identity(), conv(8, 8, 3), conv(8, 8, 3)), (2, 8, 6, 6)),
     "projected": (lambda: Block(conv(8, 16, 1), conv(8, 16, 3), conv(16, 16, 3)), (2, 8, 6, 6)),
     "halved, projected": (lambda: Block(conv(8, 16, 1, 2), conv(8, 16, 3, 2), conv(16, 16, 3)), (2, 8, 8, 8)),
-    "bottleneck": (lambda: Block(nn.Identity(), conv(32, 8, 1), conv(8, 8, 3), conv(8, 32, 1)), (2, 32, 6, 6)),
-    "bottleneck, halved, projected": (lambda: Block(conv(32, 32, 1, 2), conv(32, 8, 1), conv(8, 8, 3, 2), conv(8, 32, 1)), (2, 32, 8, 8)),
+    "bottleneck": (
+        lambda: Block(nn.Identity(), conv(32, 8, 1), conv(8, 8, 3), conv(8, 32, 1)),
+        (2, 32, 6, 6),
+    ),
+    "bottleneck, halved, projected": (
+        lambda: Block(conv(32, 32, 1, 2), conv(32, 8, 1), conv(8, 8, 3, 2), conv(8, 32, 1)),
+        (2, 32, 8, 8),
+    ),
 }
 INNER = {"torch's initial weights": None, "J ~ -P": -1.0, "J ~ P": 1.0}
 """P is the shortcut, J the other path with half of its gates open."""
@@ -117,7 +123,10 @@ def measure(samples: int) -> list[dict[str, Any]]:
         for inner, sign in INNER.items():
             for method in (vp.VBP, vp.DVI):
                 net, x = build(name, sign)
-                predictions = {"independent": (method | INDEPENDENT)(net, x).var, "corrected": method(net, x).var}
+                predictions = {
+                    "independent": (method | INDEPENDENT)(net, x).var,
+                    "corrected": method(net, x).var,
+                }
                 if method is vp.VBP:
                     freeze(net, method, x)
                 truth = sampled(net, x, samples)
@@ -127,12 +136,17 @@ def measure(samples: int) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [[r["block"], r["inner"], r["method"], f"{r['independent']:.2f}", f"{r['corrected']:.2f}"] for r in rows]
+    lines = [
+        [r["block"], r["inner"], r["method"], f"{r['independent']:.2f}", f"{r['corrected']:.2f}"]
+        for r in rows
+    ]
     return markdown([["block", "inner path", "method", "independent", "corrected"], *lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.residual", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.residual", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "residual.json")
     options = parser.parse_args(arguments)

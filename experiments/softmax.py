@@ -46,7 +46,9 @@ def one_against_rest(m: Tensor, v: Tensor) -> Tensor:
     others = m.unsqueeze(1).masked_fill(itself, -torch.inf)
     q, v_others = others.softmax(2), v.unsqueeze(1)
     expansion = others.logsumexp(2) + 0.5 * (v_others * q * (1 - q)).sum(2)
-    bound = (others + v_others / 2).logsumexp(2)  # of E lse, by Jensen: the expansion can pass it where variances are large
+    bound = (others + v_others / 2).logsumexp(
+        2
+    )  # of E lse, by Jensen: the expansion can pass it where variances are large
     spread = 1 + math.pi / 8 * (v + (v_others * q.square()).sum(2))
     p = torch.sigmoid((m - torch.minimum(expansion, bound)) / spread.sqrt())
     return p / p.sum(1, keepdim=True)
@@ -74,7 +76,11 @@ def truth(m: Tensor, v: Tensor, samples: int, generator: torch.Generator, chunk:
 def errors(p: Tensor, q: Tensor) -> dict[str, float]:
     """Mean KL(p || q), and mean and largest |p - q|."""
     kl = (p * (p.log() - q.clamp(min=1e-30).log())).sum(1)
-    return {"kl": kl.mean().item(), "mean_error": (p - q).abs().mean().item(), "max_error": (p - q).abs().max().item()}
+    return {
+        "kl": kl.mean().item(),
+        "mean_error": (p - q).abs().mean().item(),
+        "max_error": (p - q).abs().max().item(),
+    }
 
 
 def measure(problems: int, samples: int, seed: int) -> list[dict[str, Any]]:
@@ -90,7 +96,15 @@ def measure(problems: int, samples: int, seed: int) -> list[dict[str, Any]]:
                 start = time.perf_counter()
                 q = approximation(m, v)
                 seconds = time.perf_counter() - start
-                rows.append({"classes": classes, "scale": scale, "approximation": name, **errors(p, q), "seconds": seconds})
+                rows.append(
+                    {
+                        "classes": classes,
+                        "scale": scale,
+                        "approximation": name,
+                        **errors(p, q),
+                        "seconds": seconds,
+                    }
+                )
     return rows
 
 
@@ -98,7 +112,11 @@ def table(rows: list[dict[str, Any]], classes: int, quantity: str) -> str:
     names = list(dict.fromkeys(row["approximation"] for row in rows))
     lines = []
     for scale in SCALES:
-        values = {row["approximation"]: row[quantity] for row in rows if row["classes"] == classes and row["scale"] == scale}
+        values = {
+            row["approximation"]: row[quantity]
+            for row in rows
+            if row["classes"] == classes and row["scale"] == scale
+        }
         lines.append([f"{scale:g}", *(f"{values[name]:.2g}" for name in names)])
     return markdown([["variance", *names], *lines])
 

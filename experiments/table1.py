@@ -21,12 +21,22 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.metrics import coverage, crps, log_likelihood, rmse
+from varprop.inspect.metrics import coverage, crps, log_likelihood, rmse
 from varprop.predictive import NormalPredictive, Predictive, Regression, mixture
 
 from . import cells, data, tables
 
-BATCH = {"boston": 16, "energy": 16, "yacht": 16, "concrete": 32, "wine-red": 32, "power": 64, "kin8nm": 64, "naval": 64, "protein": 256}
+BATCH = {
+    "boston": 16,
+    "energy": 16,
+    "yacht": 16,
+    "concrete": 32,
+    "wine-red": 32,
+    "power": 64,
+    "kin8nm": 64,
+    "naval": 64,
+    "protein": 256,
+}
 """Appendix B.3 of the paper."""
 
 SMALL = ("boston", "concrete", "energy", "wine-red", "yacht")
@@ -62,14 +72,18 @@ class Recipe:
 
     def objective(self, n: int, features: int, hidden: int, seed: int) -> vp.ELBO:
         torch.manual_seed(seed)
-        net = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1 if self.noise == "type-II" else 2))
+        net = nn.Sequential(
+            nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1 if self.noise == "type-II" else 2)
+        )
         for layer in net:
             if isinstance(layer, nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)
         if self.method is not vp.DETERMINISTIC:
             vp.variational(net, logvar=-9.0)
-        likelihood = vp.likelihoods.Normal() if self.noise == "type-II" else vp.likelihoods.HeteroscedasticNormal()
+        likelihood = (
+            vp.likelihoods.Normal() if self.noise == "type-II" else vp.likelihoods.HeteroscedasticNormal()
+        )
         return vp.ELBO(net, self.method, likelihood, self.prior, n_data=n, kl_z_weight=self.kl_z_weight)
 
     def epochs_for(self, name: str) -> int:
@@ -78,8 +92,14 @@ class Recipe:
     def describe(self) -> dict[str, Any]:
         """What differs from the paper's protocol."""
         paper = Recipe(self.method)
-        different = {name: value for name, value in vars(self).items() if name != "epochs" and value != getattr(paper, name)}
-        return {"method": self.method.name} | {k: v if isinstance(v, str | int | float) else repr(v) for k, v in different.items()}
+        different = {
+            name: value
+            for name, value in vars(self).items()
+            if name != "epochs" and value != getattr(paper, name)
+        }
+        return {"method": self.method.name} | {
+            k: v if isinstance(v, str | int | float) else repr(v) for k, v in different.items()
+        }
 
 
 def train(recipe: Recipe, splits: data.Splits, epochs: int | None, seed: int) -> list[Result]:
@@ -118,8 +138,14 @@ def evaluate(members: Sequence[vp.ELBO], splits: data.Splits, k: int, seconds: f
     method, x = members[0].method, splits.x_test[k]
     own = [elbo.predict(x, SAMPLES if method.samples else None) for elbo in members]
     # With one hidden layer the pre-activations are normal and independent, and DVI's moments are exact.
-    exact = [] if method in (vp.DVI, vp.DETERMINISTIC) else [elbo.likelihood.predictive(vp.DVI(elbo.net, x)) for elbo in members]
-    return Result(scores(together(own), splits, k), scores(together(exact), splits, k) if exact else None, seconds)
+    exact = (
+        []
+        if method in (vp.DVI, vp.DETERMINISTIC)
+        else [elbo.likelihood.predictive(vp.DVI(elbo.net, x)) for elbo in members]
+    )
+    return Result(
+        scores(together(own), splits, k), scores(together(exact), splits, k) if exact else None, seconds
+    )
 
 
 def together(members: Sequence[Predictive]) -> Regression:
@@ -147,14 +173,21 @@ def filtered(splits: data.Splits, epochs: int | None, seed: int) -> list[Result]
     hidden, (count, n, features) = (100 if splits.name == "protein" else 50), splits.x.shape
     net = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1)).double()
     generator = torch.Generator().manual_seed(seed)
-    pbp = vp.AssumedDensityFilter(vp.variational(net, biases=True), replicas=count, generator=generator, compile=epochs * n > 4000)
+    pbp = vp.AssumedDensityFilter(
+        vp.variational(net, biases=True), replicas=count, generator=generator, compile=epochs * n > 4000
+    )
     pbp.fit(splits.x, splits.y, epochs)
     seconds = (time.perf_counter() - start) / count
     # With one hidden layer the moments are exact.
-    return [Result(scores(pbp.predict(splits.x_test[k].double(), replica=k), splits, k), None, seconds) for k in range(count)]
+    return [
+        Result(scores(pbp.predict(splits.x_test[k].double(), replica=k), splits, k), None, seconds)
+        for k in range(count)
+    ]
 
 
-def one_by_one(estimator: Callable[[], Any], splits: data.Splits, epochs: int | None, seed: int) -> list[Result]:
+def one_by_one(
+    estimator: Callable[[], Any], splits: data.Splits, epochs: int | None, seed: int
+) -> list[Result]:
     """A scikit-learn regressor that predicts a standard deviation of the target."""
     results = []
     for k in range(len(splits.numbers)):
@@ -163,7 +196,9 @@ def one_by_one(estimator: Callable[[], Any], splits: data.Splits, epochs: int | 
         mean, std = estimator().fit(x, y.ravel()).predict(x_test, return_std=True)
         mean, var = (torch.tensor(a, dtype=torch.float32).view(-1, 1) for a in (mean, np.square(std)))
         seconds = time.perf_counter() - start
-        results.append(Result(scores(NormalPredictive(mean, torch.zeros_like(var), var), splits, k), None, seconds))
+        results.append(
+            Result(scores(NormalPredictive(mean, torch.zeros_like(var), var), splits, k), None, seconds)
+        )
     return results
 
 
@@ -217,7 +252,11 @@ def run(row: str, name: str, splits: int | None, epochs: int | None, seed: int, 
     numbers = tuple(range(data.SPLITS[name] if splits is None else min(splits, data.SPLITS[name])))
     configuration = {"row": row, "dataset": name, "splits": len(numbers), "seed": seed}
     if isinstance(recipe, Recipe):
-        configuration |= {"epochs": epochs or recipe.epochs_for(name), "batch_size": BATCH[name], **recipe.describe()}
+        configuration |= {
+            "epochs": epochs or recipe.epochs_for(name),
+            "batch_size": BATCH[name],
+            **recipe.describe(),
+        }
     elif epochs:
         configuration["epochs"] = epochs
     path = out / row / f"{name}.json"
@@ -227,15 +266,24 @@ def run(row: str, name: str, splits: int | None, epochs: int | None, seed: int, 
     compute = partial(train, recipe) if isinstance(recipe, Recipe) else recipe
     results = compute(data.regression(name, numbers), epochs, seed)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    cells.write(path, configuration, splits=[vars(r) for r in results], seconds=seconds, cpu_seconds=cpu_seconds)
+    cells.write(
+        path, configuration, splits=[vars(r) for r in results], seconds=seconds, cpu_seconds=cpu_seconds
+    )
     values = np.array([r.own["log_likelihood"] for r in results])
-    print(f"{row:15} {name:9} {values.mean():7.3f} ± {tables.standard_error(values):.3f}   {seconds:6.1f} s", flush=True)
+    print(
+        f"{row:15} {name:9} {values.mean():7.3f} ± {tables.standard_error(values):.3f}   {seconds:6.1f} s",
+        flush=True,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.table1", description=__doc__.split("\n")[0])
-    parser.add_argument("--datasets", nargs="+", choices=data.SPLITS, default=list(data.SPLITS), metavar="NAME")
-    parser.add_argument("--methods", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument(
+        "--datasets", nargs="+", choices=data.SPLITS, default=list(data.SPLITS), metavar="NAME"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS)
+    )
     parser.add_argument("--splits", type=int, help="the first so many splits; all by default")
     parser.add_argument("--epochs", type=int, help="instead of the row's own")
     parser.add_argument("--seed", type=int, default=0)

@@ -79,7 +79,9 @@ def calibration(folder: Path = cells.RESULTS / "calibrate") -> str:
 
 
 def _cells(folder: Path) -> Cells:
-    return {name: json.loads(path.read_text()) for name in SPLITS if (path := folder / f"{name}.json").exists()}
+    return {
+        name: json.loads(path.read_text()) for name in SPLITS if (path := folder / f"{name}.json").exists()
+    }
 
 
 def _lines(rows: dict[str, Cells], score: str, digits: int) -> Iterator[list[str]]:
@@ -88,7 +90,10 @@ def _lines(rows: dict[str, Cells], score: str, digits: int) -> Iterator[list[str
             yield [f"{row}, published", *(number.replace("±", " ± ") for number in PUBLISHED[row].split())]
         yield [f"**{row}**", *(_average(sets.get(name), "own", score, digits) for name in SPLITS)]
         if any(cell["splits"][0]["exact"] for cell in sets.values()):
-            yield [f"{row}, exact moments", *(_average(sets.get(name), "exact", score, digits) for name in SPLITS)]
+            yield [
+                f"{row}, exact moments",
+                *(_average(sets.get(name), "exact", score, digits) for name in SPLITS),
+            ]
     if score == "log_likelihood":
         yield ["seconds, all splits", *("" for _ in SPLITS)]
         for row, sets in rows.items():
@@ -100,7 +105,9 @@ def _average(cell: dict[str, Any] | None, moments: str, score: str, digits: int)
         return ""
     values = np.array([split[moments][score] for split in cell["splits"]])
     # Errors of naval are of the order of the fourth digit, its target of one.
-    digits = max(digits, 2 - int(np.floor(np.log10(abs(values.mean()))))) if score in ("rmse", "crps") else digits
+    digits = (
+        max(digits, 2 - int(np.floor(np.log10(abs(values.mean()))))) if score in ("rmse", "crps") else digits
+    )
     return f"{values.mean():.{digits}f} ± {standard_error(values):.{digits}f}"
 
 
@@ -124,13 +131,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sections = {
         "table1": table1(),
         "consistency": consistency.tables(),
-        "networks": networks.table(json.loads((cells.RESULTS / "accuracy" / "networks.json").read_text())["networks"]),
-        "positions": positions.table(json.loads((cells.RESULTS / "accuracy" / "positions.json").read_text())["rows"]),
+        "networks": networks.table(
+            json.loads((cells.RESULTS / "accuracy" / "networks.json").read_text())["networks"]
+        ),
+        "positions": positions.table(
+            json.loads((cells.RESULTS / "accuracy" / "positions.json").read_text())["rows"]
+        ),
         "calibrate": calibration(),
         "defaults": defaults.tables(),
         "estimators": estimators.tables(),
     }
-    parts = [f"{(here / 'notes' / f'{name}.md').read_text().strip()}\n\n{tables}" for name, tables in sections.items()]
+    parts = [
+        f"{(here / 'notes' / f'{name}.md').read_text().strip()}\n\n{tables}"
+        for name, tables in sections.items()
+    ]
     options.out.write_text("\n\n".join(parts) + "\n")
 
 

@@ -26,7 +26,9 @@ class Case:
     var_error: float = 0.0
     """Likewise: how far the log of predicted over sampled variance may be from zero on average."""
 
-    def build(self, dtype: torch.dtype = torch.float64, logvar: float = -2.0) -> tuple[nn.Module, vp.Gaussian]:
+    def build(
+        self, dtype: torch.dtype = torch.float64, logvar: float = -2.0
+    ) -> tuple[nn.Module, vp.Gaussian]:
         """The layer with random weights, and a random input."""
         torch.manual_seed(len(self.name))
         module = self.make().to(dtype).train(self.training)
@@ -42,16 +44,38 @@ AFFINE = [
     Case("linear over time", lambda: nn.Linear(5, 4), (2, 3, 5)),
     Case("conv1d", lambda: nn.Conv1d(3, 4, 3, stride=2, padding=1), (2, 3, 8)),
     Case("conv2d", lambda: nn.Conv2d(2, 4, 3), (2, 2, 6, 6)),
-    Case("conv2d stride padding dilation", lambda: nn.Conv2d(2, 3, 3, stride=2, padding=2, dilation=2), (2, 2, 7, 7)),
+    Case(
+        "conv2d stride padding dilation",
+        lambda: nn.Conv2d(2, 3, 3, stride=2, padding=2, dilation=2),
+        (2, 2, 7, 7),
+    ),
     Case("conv2d groups", lambda: nn.Conv2d(4, 6, 3, groups=2, bias=False), (2, 4, 5, 5)),
     Case("conv2d same", lambda: nn.Conv2d(2, 3, (3, 5), padding="same"), (2, 2, 5, 6)),
     Case("conv2d valid", lambda: nn.Conv2d(2, 3, 3, padding="valid"), (2, 2, 5, 5)),
     Case("conv2d circular", lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), (2, 2, 5, 5)),
-    Case("conv2d circular same", lambda: nn.Conv2d(2, 3, 3, padding="same", padding_mode="circular"), (2, 2, 5, 5)),
-    Case("conv2d reflect", lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 2, 5, 5), certain_input=True),
-    Case("conv2d replicate", lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate"), (2, 2, 5, 5), certain_input=True),
+    Case(
+        "conv2d circular same",
+        lambda: nn.Conv2d(2, 3, 3, padding="same", padding_mode="circular"),
+        (2, 2, 5, 5),
+    ),
+    Case(
+        "conv2d reflect",
+        lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"),
+        (2, 2, 5, 5),
+        certain_input=True,
+    ),
+    Case(
+        "conv2d replicate",
+        lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate"),
+        (2, 2, 5, 5),
+        certain_input=True,
+    ),
     Case("conv3d", lambda: nn.Conv3d(1, 2, 2, padding=(1, 0, 1)), (2, 1, 3, 3, 3)),
-    Case("conv transpose1d", lambda: nn.ConvTranspose1d(3, 2, 3, stride=2, padding=1, output_padding=1), (2, 3, 4)),
+    Case(
+        "conv transpose1d",
+        lambda: nn.ConvTranspose1d(3, 2, 3, stride=2, padding=1, output_padding=1),
+        (2, 3, 4),
+    ),
     Case("conv transpose2d", lambda: nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2), (2, 2, 3, 3)),
     Case("conv transpose3d", lambda: nn.ConvTranspose3d(2, 1, 2), (1, 2, 2, 2, 2)),
     Case("unbatched conv2d", lambda: nn.Conv2d(2, 3, 3), (2, 5, 5)),
@@ -61,35 +85,83 @@ NORMALISATION = [
     Case("batch norm1d", lambda: settled(nn.BatchNorm1d(3)), (4, 3)),
     Case("batch norm1d over time", lambda: settled(nn.BatchNorm1d(3)), (2, 3, 4)),
     Case("batch norm2d", lambda: settled(nn.BatchNorm2d(3)), (2, 3, 2, 4)),
-    Case("instance norm2d settled", lambda: settled(nn.InstanceNorm2d(3, track_running_stats=True)), (2, 3, 2, 4)),
+    Case(
+        "instance norm2d settled",
+        lambda: settled(nn.InstanceNorm2d(3, track_running_stats=True)),
+        (2, 3, 2, 4),
+    ),
     Case("batch norm3d without scale", lambda: settled(nn.BatchNorm3d(2, affine=False)), (1, 2, 2, 2, 2)),
 ]
 """Affine maps: normalisation by running statistics."""
 
 APPROXIMATE = [
-    Case("batch norm1d in training", lambda: scaled(nn.BatchNorm1d(3)), (16, 3), training=True, mean_error=0.03, var_error=0.1),
-    Case("batch norm2d in training", lambda: scaled(nn.BatchNorm2d(3)), (4, 3, 3, 3), training=True, mean_error=0.03, var_error=0.05),
+    Case(
+        "batch norm1d in training",
+        lambda: scaled(nn.BatchNorm1d(3)),
+        (16, 3),
+        training=True,
+        mean_error=0.03,
+        var_error=0.1,
+    ),
+    Case(
+        "batch norm2d in training",
+        lambda: scaled(nn.BatchNorm2d(3)),
+        (4, 3, 3, 3),
+        training=True,
+        mean_error=0.03,
+        var_error=0.05,
+    ),
     Case("layer norm", lambda: scaled(nn.LayerNorm(16)), (4, 16), mean_error=0.03, var_error=0.08),
-    Case("layer norm over two", lambda: nn.LayerNorm((3, 4), elementwise_affine=False), (2, 3, 4), mean_error=0.04, var_error=0.1),
-    Case("layer norm without bias", lambda: scaled(nn.LayerNorm(16, bias=False)), (2, 3, 16), mean_error=0.03, var_error=0.08),
+    Case(
+        "layer norm over two",
+        lambda: nn.LayerNorm((3, 4), elementwise_affine=False),
+        (2, 3, 4),
+        mean_error=0.04,
+        var_error=0.1,
+    ),
+    Case(
+        "layer norm without bias",
+        lambda: scaled(nn.LayerNorm(16, bias=False)),
+        (2, 3, 16),
+        mean_error=0.03,
+        var_error=0.08,
+    ),
     Case("rms norm", lambda: scaled(nn.RMSNorm(16)), (4, 16), mean_error=0.03, var_error=0.08),
     Case("group norm", lambda: scaled(nn.GroupNorm(2, 4)), (2, 4, 3, 3), mean_error=0.03, var_error=0.08),
     Case("instance norm1d", lambda: nn.InstanceNorm1d(3), (2, 3, 16), mean_error=0.03, var_error=0.08),
-    Case("instance norm2d", lambda: scaled(nn.InstanceNorm2d(3, affine=True)), (2, 3, 4, 4), mean_error=0.03, var_error=0.08),
-    Case("instance norm2d unbatched", lambda: nn.InstanceNorm2d(3), (3, 4, 4), mean_error=0.03, var_error=0.08),
+    Case(
+        "instance norm2d",
+        lambda: scaled(nn.InstanceNorm2d(3, affine=True)),
+        (2, 3, 4, 4),
+        mean_error=0.03,
+        var_error=0.08,
+    ),
+    Case(
+        "instance norm2d unbatched", lambda: nn.InstanceNorm2d(3), (3, 4, 4), mean_error=0.03, var_error=0.08
+    ),
     Case("softmax", lambda: nn.Softmax(1), (4, 6), mean_error=0.02, var_error=0.08),
     Case("softmax of two", lambda: nn.Softmax(-1), (4, 3, 2), mean_error=0.02, var_error=0.03),
     Case("softmin", lambda: nn.Softmin(1), (4, 6), mean_error=0.02, var_error=0.08),
     Case("log softmax", lambda: nn.LogSoftmax(1), (4, 6), mean_error=0.02, var_error=0.08),
     Case("softmax2d", nn.Softmax2d, (2, 4, 2, 2), mean_error=0.02, var_error=0.08),
-    Case("batch norm2d of the batch", lambda: nn.BatchNorm2d(3, track_running_stats=False), (4, 3, 3, 3), mean_error=0.03, var_error=0.05),
+    Case(
+        "batch norm2d of the batch",
+        lambda: nn.BatchNorm2d(3, track_running_stats=False),
+        (4, 3, 3, 3),
+        mean_error=0.03,
+        var_error=0.05,
+    ),
 ]
 """Rules that are near to sampling, with how near."""
 
 SHARED = [
     *AFFINE,
     *NORMALISATION,
-    Case("sequential of nothing but linear maps", lambda: nn.Sequential(nn.Flatten(), nn.Identity(), nn.Linear(8, 3)), (2, 2, 4)),
+    Case(
+        "sequential of nothing but linear maps",
+        lambda: nn.Sequential(nn.Flatten(), nn.Identity(), nn.Linear(8, 3)),
+        (2, 2, 4),
+    ),
     Case("identity", nn.Identity, (3, 4)),
     Case("flatten", nn.Flatten, (2, 3, 4)),
     Case("unflatten", lambda: nn.Unflatten(1, (2, 3)), (2, 6)),
@@ -97,11 +169,18 @@ SHARED = [
         Case(kind.__name__.lower(), kind, (4, 6))
         for kind in (nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.ELU, nn.SELU, nn.CELU)
     ),
-    *(Case(kind.__name__.lower(), kind, (4, 6)) for kind in (nn.LogSigmoid, nn.Softsign, nn.Tanhshrink, nn.Hardswish)),
+    *(
+        Case(kind.__name__.lower(), kind, (4, 6))
+        for kind in (nn.LogSigmoid, nn.Softsign, nn.Tanhshrink, nn.Hardswish)
+    ),
     Case("avg pool1d", lambda: nn.AvgPool1d(3, 2), (2, 3, 9)),
     Case("avg pool2d", lambda: nn.AvgPool2d(2), (2, 2, 4, 4)),
     Case("avg pool2d padded", lambda: nn.AvgPool2d(3, 2, padding=1), (2, 2, 5, 5)),
-    Case("avg pool2d padding not counted", lambda: nn.AvgPool2d(3, 2, padding=1, count_include_pad=False), (2, 2, 5, 5)),
+    Case(
+        "avg pool2d padding not counted",
+        lambda: nn.AvgPool2d(3, 2, padding=1, count_include_pad=False),
+        (2, 2, 5, 5),
+    ),
     Case("avg pool2d ceil", lambda: nn.AvgPool2d(3, 2, padding=1, ceil_mode=True), (2, 2, 6, 6)),
     Case("avg pool2d divisor", lambda: nn.AvgPool2d(2, divisor_override=3), (2, 2, 4, 4)),
     Case("avg pool3d", lambda: nn.AvgPool3d(2), (1, 2, 4, 4, 4)),

@@ -19,7 +19,9 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x
@@ -37,11 +39,16 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = (
+            nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
         self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
         self.downsample = None
         if stride != 1 or inputs != 4 * width:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
@@ -83,7 +90,9 @@ class ResNet(nn.Module):
 class DenseBlock(nn.Module):
     def __init__(self, channels: int = 3, growth: int = 2, depth: int = 3) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(channels + i * growth, growth, 3, padding=1) for i in range(depth))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(channels + i * growth, growth, 3, padding=1) for i in range(depth)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         features = [x]

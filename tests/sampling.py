@@ -64,7 +64,9 @@ def agrees(method: vp.Method, module: nn.Module, x: vp.Gaussian | Tensor, sample
     return not disagreement(method, module, x, samples)
 
 
-def assert_agrees(method: vp.Method, module: nn.Module, x: vp.Gaussian | Tensor, samples: int = 20_000) -> None:
+def assert_agrees(
+    method: vp.Method, module: nn.Module, x: vp.Gaussian | Tensor, samples: int = 20_000
+) -> None:
     wrong = disagreement(method, module, x, samples)
     assert not wrong, f"{method.name} on {type(module).__name__}: {wrong}"
 
@@ -75,9 +77,15 @@ def _run(module: nn.Module, x: vp.Gaussian | Tensor, n: int) -> Tensor:
     def once(weights: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(module, weights, (x,))
 
-    inputs, axis = (x.mean + x.var.sqrt() * _normal(n, x.mean), 0) if isinstance(x, vp.Gaussian) else (x, None)
+    inputs, axis = (
+        (x.mean + x.var.sqrt() * _normal(n, x.mean), 0) if isinstance(x, vp.Gaussian) else (x, None)
+    )
     out = vmap(once, in_dims=(0 if weights else None, axis), randomness="different", out_dims=0)
-    return out(weights, inputs) if weights or axis == 0 else vmap(lambda _: once({}, x), randomness="different")(torch.zeros(n))
+    return (
+        out(weights, inputs)
+        if weights or axis == 0
+        else vmap(lambda _: once({}, x), randomness="different")(torch.zeros(n))
+    )
 
 
 def _normal(n: int, like: Tensor) -> Tensor:

@@ -12,10 +12,12 @@ from torch import nn
 from torch.func import functional_call
 
 import varprop as vp
-from varprop.audit import _at_prior
+from varprop.inspect.consistency import _at_prior
 
 
-def trained(method: vp.Method, hidden: tuple[int, ...] = (20,), epochs: int = 300) -> tuple[vp.ELBO, torch.Tensor, torch.Tensor]:
+def trained(
+    method: vp.Method, hidden: tuple[int, ...] = (20,), epochs: int = 300
+) -> tuple[vp.ELBO, torch.Tensor, torch.Tensor]:
     """A network fitted to a line with a bend, without batches."""
     torch.manual_seed(0)
     x = torch.linspace(-2, 2, 200).unsqueeze(1)
@@ -62,7 +64,9 @@ def test_exact_moments_are_those_of_drawn_networks():
     audit = vp.audit(elbo, x, y)
     weights = vp.posterior.draw(elbo.net, 4000, torch.Generator().manual_seed(1))
     with torch.no_grad():
-        f = torch.stack([functional_call(elbo.net, {k: w[i] for k, w in weights.items()}, (x,)) for i in range(4000)])
+        f = torch.stack(
+            [functional_call(elbo.net, {k: w[i] for k, w in weights.items()}, (x,)) for i in range(4000)]
+        )
         p = elbo.likelihood.predictive(vp.Gaussian(f.mean(0), f.var(0)))
     assert audit.exact.std == pytest.approx(p.std.mean().item(), rel=0.03)
     assert audit.exact.log_likelihood == pytest.approx(p.log_prob(y).mean().item(), abs=0.05)
@@ -84,7 +88,9 @@ def test_classes_labels_and_sampling_methods():
     ):
         net = vp.variational(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, outputs)))
         for method in (vp.CVBP, vp.LOCAL_REPARAM):
-            audit = vp.audit(vp.ELBO(net, method, likelihood, vp.priors.Normal(), n_data=40), x, y, samples=50)
+            audit = vp.audit(
+                vp.ELBO(net, method, likelihood, vp.priors.Normal(), n_data=40), x, y, samples=50
+            )
             assert audit.own.rmse is None
             assert 0 <= audit.own.error <= 1
             assert audit.own.error == pytest.approx(audit.exact.error, abs=0.1)
@@ -94,14 +100,18 @@ def test_a_convolution_s_units_are_its_channels():
     net = vp.variational(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)))
     with torch.no_grad():
         net[0].bias.copy_(torch.tensor([-100.0, -100.0, 100.0, 100.0]))
-        net[0].weight_logvar[:1] = 0.0  # the first closed channel has the prior's variance, the second has not
+        net[0].weight_logvar[:1] = (
+            0.0  # the first closed channel has the prior's variance, the second has not
+        )
     elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Categorical(), vp.priors.Normal(1.0), n_data=8)
     audit = vp.audit(elbo, torch.randn(8, 1, 4, 4), torch.zeros(8).long())
     assert [(units.layer, units.idle) for units in audit.layers] == [("0", 0.25)]
 
 
 @pytest.mark.parametrize(
-    "prior", [vp.priors.Normal(4.0), vp.priors.EmpiricalBayes(), vp.priors.LogUniform()], ids=lambda p: type(p).__name__
+    "prior",
+    [vp.priors.Normal(4.0), vp.priors.EmpiricalBayes(), vp.priors.LogUniform()],
+    ids=lambda p: type(p).__name__,
 )
 def test_a_variance_at_the_prior_is_one_that_nothing_else_holds(prior):
     layer = vp.variational(nn.Linear(50, 2))
@@ -130,7 +140,9 @@ def test_errors_say_what_to_do():
         vp.audit(plain, x, y)
 
 
-@pytest.mark.parametrize("load", [load_diabetes, load_breast_cancer, load_digits, load_wine], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "load", [load_diabetes, load_breast_cancer, load_digits, load_wine], ids=lambda f: f.__name__
+)
 def test_an_untouched_estimator_passes_its_own_audit(load):
     x, y = load(return_X_y=True)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).numpy()

@@ -98,12 +98,18 @@ def test_the_factor_is_the_best(classifier: dict[str, Tensor]) -> None:
 def test_free_means_stay_near_where_they_were(classifier: dict[str, Tensor], tmp_path: Path) -> None:
     def moved(precision: float) -> float:
         net, prior = again(classifier), vp.priors.Centred(precision)
-        elbo = vp.calibrate(net, blobs(300, 1), vp.likelihoods.Categorical(), means="free", prior=prior, epochs=3)
+        elbo = vp.calibrate(
+            net, blobs(300, 1), vp.likelihoods.Categorical(), means="free", prior=prior, epochs=3
+        )
         vp.save(elbo, tmp_path)
         loaded = vp.load(tmp_path)
         assert torch.equal(loaded.kl(), elbo.kl())
         assert loaded.prior == prior
-        return sum((net.state_dict()[name] - value).square().sum().item() for name, value in classifier.items() if "weight" in name)
+        return sum(
+            (net.state_dict()[name] - value).square().sum().item()
+            for name, value in classifier.items()
+            if "weight" in name
+        )
 
     assert 0 < moved(1e6) < 0.5 * moved(1.0)
 
@@ -111,7 +117,10 @@ def test_free_means_stay_near_where_they_were(classifier: dict[str, Tensor], tmp
 def test_centred_is_normal_about_the_centre() -> None:
     mean, centre, logvar = torch.randn(3, 4).unbind()
     kl = vp.priors.Centred(3.0).kl(Posterior(mean, logvar, centre=centre))
-    q, p = torch.distributions.Normal(mean, (0.5 * logvar).exp()), torch.distributions.Normal(centre, 3.0**-0.5)
+    q, p = (
+        torch.distributions.Normal(mean, (0.5 * logvar).exp()),
+        torch.distributions.Normal(centre, 3.0**-0.5),
+    )
     torch.testing.assert_close(kl, torch.distributions.kl_divergence(q, p).sum())
     with pytest.raises(ValueError, match=r"keep the pretrained weights as it with centred\(net\)"):
         vp.priors.Centred().kl(Posterior(mean, logvar))
@@ -136,7 +145,9 @@ def test_calibrate_refuses() -> None:
 
 def small() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2, bias=False))
+    return nn.Sequential(
+        nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2, bias=False)
+    )
 
 
 def test_an_imported_posterior_is_the_one_given() -> None:
@@ -164,21 +175,36 @@ def test_part_of_a_network_can_be_random() -> None:
     [
         ({"4.weight": None}, {}, r"means has no '4.weight'"),
         ({"5.weight": torch.ones(1)}, {}, r"means has '5.weight', which is not a parameter"),
-        ({"4.weight": torch.ones(1, 4)}, {}, r"mean of '4.weight' has shape \(1, 4\), its parameter \(2, 4\)"),
+        (
+            {"4.weight": torch.ones(1, 4)},
+            {},
+            r"mean of '4.weight' has shape \(1, 4\), its parameter \(2, 4\)",
+        ),
         ({}, {"4.weight": torch.ones(4)}, r"variance of '4.weight' has shape \(4,\)"),
         ({}, {"4.weight": -torch.ones(2, 4)}, r"variance of '4.weight' has negative or NaN"),
         ({}, {"4.weight": torch.full((2, 4), torch.nan)}, r"variance of '4.weight' has negative or NaN"),
-        ({}, {"1.weight": torch.ones(2)}, r"variances has '1.weight', which is not a weight or bias of a linear or convolution"),
+        (
+            {},
+            {"1.weight": torch.ones(2)},
+            r"variances has '1.weight', which is not a weight or bias of a linear or convolution",
+        ),
         ({}, {"4.bias": torch.ones(2)}, r"variances has '4.bias'"),
         ({}, {"0.bias": torch.ones(2)}, r"variances has no '0.weight'"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_changed(means: dict[str, Any], variances: dict[str, Tensor], message: str) -> None:
+def test_what_does_not_fit_is_refused_and_nothing_changed(
+    means: dict[str, Any], variances: dict[str, Tensor], message: str
+) -> None:
     net = small()
     full = {name: 2 * p.detach() for name, p in net.named_parameters()} | means
     with pytest.raises(ValueError, match=message):
-        vp.import_posterior(net, {name: value for name, value in full.items() if value is not None}, variances)
-    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), small().state_dict().values(), strict=True))
+        vp.import_posterior(
+            net, {name: value for name, value in full.items() if value is not None}, variances
+        )
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(net.state_dict().values(), small().state_dict().values(), strict=True)
+    )
 
 
 def test_a_random_network_is_refused() -> None:

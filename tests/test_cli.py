@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 import varprop as vp
 from varprop.cli import app
-from varprop.tabular import TableModel, Target, guess_task
+from varprop.table.model import TableModel, Target, guess_task
 
 
 def run(*arguments: object) -> Result:
@@ -35,7 +35,9 @@ def houses(rows: int, seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     area, town = rng.gamma(4.0, 25.0, rows), rng.choice(["Ulm", "Köln", "a,b"], rows)
     price = 0.05 * area + 3.0 * (town == "Ulm") + rng.normal(0.0, 1.0, rows)
-    table = pd.DataFrame({"area": area, "town": town, "rooms": rng.integers(1, 6, rows).astype(float), "price": price})
+    table = pd.DataFrame(
+        {"area": area, "town": town, "rooms": rng.integers(1, 6, rows).astype(float), "price": price}
+    )
     table["dear"] = np.where(price > 6, "yes", "no")
     table.loc[::6, "rooms"] = None
     table.loc[::7, "town"] = None
@@ -50,14 +52,28 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     houses(100, seed=1).drop(columns=["price", "dear"]).to_csv(place / "new.csv", index=False)
     houses(100, seed=2).to_parquet(place / "test.parquet")
     for target, other in (("price", "dear"), ("dear", "price")):
-        result = run("fit", place / "train.csv", "--target", target, "--ignore", other, "--epochs", 30, "--out", place / target)
+        result = run(
+            "fit",
+            place / "train.csv",
+            "--target",
+            target,
+            "--ignore",
+            other,
+            "--epochs",
+            30,
+            "--out",
+            place / target,
+        )
         assert result.exit_code == 0, (result.output, result.exception)
         assert "held out" in result.stdout
     return place
 
 
 def test_numbers_are_predicted_with_their_uncertainty(place: Path, tmp_path: Path) -> None:
-    assert run("predict", place / "price", place / "new.csv", "--out", tmp_path / "sub" / "out.csv").exit_code == 0
+    assert (
+        run("predict", place / "price", place / "new.csv", "--out", tmp_path / "sub" / "out.csv").exit_code
+        == 0
+    )
     p = pd.read_csv(tmp_path / "sub" / "out.csv")
     assert list(p) == ["mean", "std", "lower", "upper", "epistemic", "aleatoric"]
     assert len(p) == 100
@@ -84,7 +100,9 @@ def test_parts_of_a_file_are_predicted_as_the_whole(place: Path, monkeypatch: py
     whole = run("predict", place / "price", place / "new.csv").stdout
     monkeypatch.setattr("varprop.table.chunks.__defaults__", (None, 7))
     parts = run("predict", place / "price", place / "new.csv").stdout
-    np.testing.assert_allclose(*(np.array([row.split(",") for row in text.split()[1:]], float) for text in (whole, parts)), rtol=1e-4)
+    np.testing.assert_allclose(
+        *(np.array([row.split(",") for row in text.split()[1:]], float) for text in (whole, parts)), rtol=1e-4
+    )
 
 
 def test_the_model_is_json_and_safetensors(place: Path) -> None:
@@ -96,7 +114,20 @@ def test_the_model_is_json_and_safetensors(place: Path) -> None:
 
 def test_one_seed_gives_one_model(place: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        run("fit", place / "train.csv", "--target", "price", "--ignore", "dear", "--epochs", 2, "--seed", 3, "--out", tmp_path / name)
+        run(
+            "fit",
+            place / "train.csv",
+            "--target",
+            "price",
+            "--ignore",
+            "dear",
+            "--epochs",
+            2,
+            "--seed",
+            3,
+            "--out",
+            tmp_path / name,
+        )
     first, second = ((tmp_path / name / "model.json").read_text() for name in ("a", "b"))
     first, second = (json.loads(text) for text in (first, second))
     weights = [next((tmp_path / name).glob("*.safetensors")).read_bytes() for name in ("a", "b")]
@@ -164,18 +195,48 @@ def table_with(place: Path, tmp_path: Path, column: str, row: int, value: object
 
 
 def test_files_that_cannot_be_read(place: Path, tmp_path: Path) -> None:
-    fails("fit", tmp_path / "none.csv", "--target", "y", "--out", tmp_path / "m", saying="none.csv does not exist")
+    fails(
+        "fit",
+        tmp_path / "none.csv",
+        "--target",
+        "y",
+        "--out",
+        tmp_path / "m",
+        saying="none.csv does not exist",
+    )
     (tmp_path / "empty.csv").write_text("area,town,rooms\n")
-    fails("predict", place / "price", tmp_path / "empty.csv", "--out", tmp_path / "p.csv", saying="empty.csv has no rows")
+    fails(
+        "predict",
+        place / "price",
+        tmp_path / "empty.csv",
+        "--out",
+        tmp_path / "p.csv",
+        saying="empty.csv has no rows",
+    )
     (tmp_path / "latin.csv").write_bytes("area,town,rooms\n1,Köln,2\n".encode("latin-1"))
-    fails("predict", place / "price", tmp_path / "latin.csv", "--out", tmp_path / "p.csv", saying="not UTF-8 text (byte 0xf6")
+    fails(
+        "predict",
+        place / "price",
+        tmp_path / "latin.csv",
+        "--out",
+        tmp_path / "p.csv",
+        saying="not UTF-8 text (byte 0xf6",
+    )
     (tmp_path / "no.parquet").write_text("area")
     fails("evaluate", place / "price", tmp_path / "no.parquet", saying="cannot be read as Parquet")
     assert not (tmp_path / "p.csv").exists()
 
 
 def test_columns_that_are_not_there(place: Path, tmp_path: Path) -> None:
-    fails("fit", place / "train.csv", "--target", "prize", "--out", tmp_path / "m", saying="has no column 'prize'; it has 'area', 'town'")
+    fails(
+        "fit",
+        place / "train.csv",
+        "--target",
+        "prize",
+        "--out",
+        tmp_path / "m",
+        saying="has no column 'prize'; it has 'area', 'town'",
+    )
     fails("evaluate", place / "price", place / "new.csv", saying="new.csv has no column 'price'")
     pd.read_csv(place / "new.csv").drop(columns="town").to_csv(tmp_path / "less.csv")
     fails("predict", place / "price", tmp_path / "less.csv", saying="less.csv has no column 'town'")
@@ -186,10 +247,16 @@ def test_columns_that_are_not_there(place: Path, tmp_path: Path) -> None:
     [
         ("area", "large", "column 'area' has 'large' in row 33, where a finite number is needed"),
         ("area", "inf", "column 'area' has 'inf' in row 33"),
-        ("town", "Rome", "column 'town' has 'Rome' in row 33, a category that the model was not trained with"),
+        (
+            "town",
+            "Rome",
+            "column 'town' has 'Rome' in row 33, a category that the model was not trained with",
+        ),
     ],
 )
-def test_values_that_do_not_fit_the_model(place: Path, tmp_path: Path, column: str, value: str, saying: str) -> None:
+def test_values_that_do_not_fit_the_model(
+    place: Path, tmp_path: Path, column: str, value: str, saying: str
+) -> None:
     data = table_with(place, tmp_path, column, 33, value)
     fails("predict", place / "price", data, "--out", tmp_path / "p.csv", saying=saying)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.csv"]
@@ -197,7 +264,11 @@ def test_values_that_do_not_fit_the_model(place: Path, tmp_path: Path, column: s
 
 @pytest.mark.parametrize(
     ("value", "saying"),
-    [("", "has no value in row 12"), ("inf", "'inf' in row 12"), ("dear", "'dear' in row 12, where a finite number is needed")],
+    [
+        ("", "has no value in row 12"),
+        ("inf", "'inf' in row 12"),
+        ("dear", "'dear' in row 12, where a finite number is needed"),
+    ],
 )
 def test_targets_that_are_no_numbers(place: Path, tmp_path: Path, value: str, saying: str) -> None:
     data = table_with(place, tmp_path, "price", 12, value)
@@ -206,9 +277,22 @@ def test_targets_that_are_no_numbers(place: Path, tmp_path: Path, value: str, sa
 
 
 def test_classes_that_are_unknown_or_one(place: Path, tmp_path: Path) -> None:
-    fails("evaluate", place / "dear", table_with(place, tmp_path, "dear", 5, "perhaps"), saying="'perhaps' in row 5, a class that")
+    fails(
+        "evaluate",
+        place / "dear",
+        table_with(place, tmp_path, "dear", 5, "perhaps"),
+        saying="'perhaps' in row 5, a class that",
+    )
     (tmp_path / "one.csv").write_text("x,y\n1,a\n2,a\n")
-    fails("fit", tmp_path / "one.csv", "--target", "y", "--out", tmp_path / "m", saying="column 'y' has 1 different values")
+    fails(
+        "fit",
+        tmp_path / "one.csv",
+        "--target",
+        "y",
+        "--out",
+        tmp_path / "m",
+        saying="column 'y' has 1 different values",
+    )
 
 
 def test_models_that_are_none(place: Path, tmp_path: Path) -> None:
@@ -230,12 +314,47 @@ def test_models_that_are_none(place: Path, tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_written(place: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    fails("fit", place / "train.csv", "--target", "price", "--out", tmp_path / "file", saying="exists; give another --out")
-    fails("predict", place / "price", place / "new.csv", "--out", tmp_path / "file", saying="exists; give another --out, or --overwrite")
-    fails("report", place / "price", place / "train.csv", "--out", tmp_path / "file" / "r.html", saying="is not a folder")
-    fails("predict", place / "price", place / "new.csv", "--out", place / "price", "--overwrite", saying="is a folder")
+    fails(
+        "fit",
+        place / "train.csv",
+        "--target",
+        "price",
+        "--out",
+        tmp_path / "file",
+        saying="exists; give another --out",
+    )
+    fails(
+        "predict",
+        place / "price",
+        place / "new.csv",
+        "--out",
+        tmp_path / "file",
+        saying="exists; give another --out, or --overwrite",
+    )
+    fails(
+        "report",
+        place / "price",
+        place / "train.csv",
+        "--out",
+        tmp_path / "file" / "r.html",
+        saying="is not a folder",
+    )
+    fails(
+        "predict",
+        place / "price",
+        place / "new.csv",
+        "--out",
+        place / "price",
+        "--overwrite",
+        saying="is a folder",
+    )
     assert (tmp_path / "file").read_text() == "kept"
-    assert run("predict", place / "price", place / "new.csv", "--out", tmp_path / "file", "--overwrite").exit_code == 0
+    assert (
+        run(
+            "predict", place / "price", place / "new.csv", "--out", tmp_path / "file", "--overwrite"
+        ).exit_code
+        == 0
+    )
     assert (tmp_path / "file").read_text().startswith("mean,")
 
 

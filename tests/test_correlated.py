@@ -128,7 +128,10 @@ def test_weights_that_forward_uses_by_themselves():
 @pytest.mark.usefixtures("float64")
 def test_what_positions_share_is_half_of_what_they_could():
     """Eq. 51, written out for kernels of one weight."""
-    net, x = random(nn.Sequential(nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 1), nn.AdaptiveAvgPool1d(1)), biases=True), torch.randn(1, 1, 7)
+    net, x = (
+        random(nn.Sequential(nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 1), nn.AdaptiveAvgPool1d(1)), biases=True),
+        torch.randn(1, 1, 7),
+    )
     first, second = net[0], net[1]
     v1, c1, v2, c2 = (q.var for _, q in vp.posteriors(net))
     v = v1 * x.square() + c1
@@ -139,7 +142,10 @@ def test_what_positions_share_is_half_of_what_they_could():
 
 @pytest.mark.usefixtures("float64")
 def test_an_average_is_halfway_between_independent_and_one():
-    net, x = random(nn.Sequential(nn.Conv1d(1, 1, 1), nn.AvgPool1d(7), nn.Flatten(), nn.Linear(1, 1))), torch.randn(1, 1, 7)
+    net, x = (
+        random(nn.Sequential(nn.Conv1d(1, 1, 1), nn.AvgPool1d(7), nn.Flatten(), nn.Linear(1, 1))),
+        torch.randn(1, 1, 7),
+    )
     v1, v2 = (q.var for _, q in vp.posteriors(net))
     v = v1 * x.square()
     pooled_variance = 0.5 * v.mean() / 7 + 0.5 * v.sqrt().mean() ** 2
@@ -151,16 +157,28 @@ def test_an_average_is_halfway_between_independent_and_one():
     ("make", "shape"),
     [
         (lambda: nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)), (2, 4)),
-        (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), (2, 2, 6, 6)),
+        (
+            lambda: nn.Sequential(
+                nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+            ),
+            (2, 2, 6, 6),
+        ),
         (lambda: nn.Sequential(nn.ConvTranspose1d(2, 3, 3, 2), nn.AvgPool1d(3), nn.Flatten()), (2, 2, 6)),
-        (lambda: nn.Sequential(nn.Conv1d(2, 4, 3, padding=1, padding_mode="circular", groups=2), nn.AvgPool1d(2)), (2, 2, 6)),
+        (
+            lambda: nn.Sequential(
+                nn.Conv1d(2, 4, 3, padding=1, padding_mode="circular", groups=2), nn.AvgPool1d(2)
+            ),
+            (2, 2, 6),
+        ),
         (Branches, (2, 4)),
         (OverTime, (2, 7, 4)),
         (Product, (2, 4)),
     ],
     ids=["linear", "convolution", "transposed", "circular", "branches", "over time", "product"],
 )
-def test_linear_networks_are_those_that_are_sampled(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def test_linear_networks_are_those_that_are_sampled(
+    make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
     net, x = random(make(), biases=True), torch.rand(shape)
     assert difference(vp.correlated(net, x), draws(net, x)) == ""
 
@@ -176,7 +194,9 @@ def test_linear_networks_are_those_that_are_sampled(make: Callable[[], nn.Module
     ],
     ids=["perceptron", "tanh", "branches", "pooled"],
 )
-def test_deep_networks_are_near_those_that_are_sampled(make: Callable[[], nn.Module], shape: tuple[int, ...], logvar: float) -> None:
+def test_deep_networks_are_near_those_that_are_sampled(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], logvar: float
+) -> None:
     net, x = random(make(), logvar, init="he"), torch.rand(shape)
     samples = draws(net, x, 4000)
     f = vp.correlated(net, x)
@@ -188,7 +208,10 @@ def test_independence_would_not_pass():
     """What the two tests above see, so that they can fail."""
     net, x = random(pooled(), init="he"), torch.rand(3, 1, 6, 6)
     assert ratio(vp.DVI(net, x), draws(net, x, 4000)) < 0.6
-    net, x = random(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)), biases=True), torch.rand(2, 4)
+    net, x = (
+        random(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)), biases=True),
+        torch.rand(2, 4),
+    )
     assert "var" in difference(vp.DVI(net, x), draws(net, x))
 
 
@@ -205,7 +228,9 @@ def test_a_horseshoe_is_near_the_sampled_one(logvar: float, scales: float) -> No
 def test_random_inputs_and_certain_layers():
     net = random(perceptron(4, 9, 2), where=lambda name, _: name == "2")
     x = vp.Gaussian(torch.randn(3, 4), torch.rand(3, 4))
-    torch.testing.assert_close(vp.correlated(net[:1], x).var, net[0].weight.square().mul(x.var[:, None]).sum(-1).detach())
+    torch.testing.assert_close(
+        vp.correlated(net[:1], x).var, net[0].weight.square().mul(x.var[:, None]).sum(-1).detach()
+    )
     torch.testing.assert_close(vp.correlated(net, x.mean).var, vp.DVI(net, x.mean).var.detach())
 
 
@@ -224,12 +249,17 @@ def test_other_methods_keep_their_means():
     torch.testing.assert_close(vp.correlated(shallow, x, method=vp.VBP).var, vp.VBP(shallow, x).var.detach())
 
 
-@pytest.mark.parametrize("make", [lambda: Last(nn.LSTM(4, 4, batch_first=True)), lambda: Last(nn.GRU(4, 4, batch_first=True)), Attention])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Last(nn.LSTM(4, 4, batch_first=True)), lambda: Last(nn.GRU(4, 4, batch_first=True)), Attention],
+)
 def test_recurrent_and_attention_layers_by_their_first_order(make: Callable[[], nn.Module]) -> None:
     net, x = random(make(), -20.0), torch.randn(2, 5, 4)
     f = vp.correlated(net, x)
     torch.testing.assert_close(f.mean, net(x).detach(), rtol=1e-3, atol=1e-4)
-    jacobians = torch.func.jacrev(lambda w: torch.func.functional_call(net, w, (x,)))({k: q.mean for k, q in vp.posteriors(net)})
+    jacobians = torch.func.jacrev(lambda w: torch.func.functional_call(net, w, (x,)))(
+        {k: q.mean for k, q in vp.posteriors(net)}
+    )
     var = sum((jacobians[k].square() * q.var).flatten(2).sum(2) for k, q in vp.posteriors(net))
     torch.testing.assert_close(f.var, var.detach(), rtol=0.02, atol=0)
 
@@ -248,7 +278,9 @@ def test_shapes_of_outputs_are_those_of_the_network():
     net, x = random(nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Conv1d(3, 2, 1))), torch.randn(3, 2, 6)
     assert vp.correlated(net, x).shape == net(x).shape
     flat = random(nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)))
-    assert vp.correlated(nn.Sequential(flat[0], nn.ReLU(), nn.Linear(3, 1), nn.Flatten(-2)), torch.randn(3, 4)).shape == (3,)
+    assert vp.correlated(
+        nn.Sequential(flat[0], nn.ReLU(), nn.Linear(3, 1), nn.Flatten(-2)), torch.randn(3, 4)
+    ).shape == (3,)
 
 
 def several() -> nn.Module:
@@ -267,15 +299,27 @@ def several() -> nn.Module:
     ("make", "shape", "options", "message"),
     [
         (lambda: nn.Linear(4, 2), (0, 4), {}, "examples in their first dimension"),
-        (lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).train(), (3, 4), {}, "BatchNorm1d mixes examples"),
-        (lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False)), (3, 4), {}, "give it running ones"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).train(),
+            (3, 4),
+            {},
+            "BatchNorm1d mixes examples",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False)),
+            (3, 4),
+            {},
+            "give it running ones",
+        ),
         (lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout()).train(), (3, 4), {}, "Dropout is in training"),
         (several, (3, 4), {}, "needs one Gaussian as the network's output, and DVI gives a tuple"),
         (lambda: nn.Linear(4, 2), (3, 4), {"method": vp.DETERMINISTIC}, "DETERMINISTIC gives a Tensor"),
         (lambda: nn.Linear(4, 2), (3, 4), {"method": vp.LOCAL_REPARAM}, "LOCAL_REPARAM draws samples"),
     ],
 )
-def test_what_it_cannot_take_is_said(make: Callable[[], nn.Module], shape: tuple[int, ...], options: dict, message: str) -> None:
+def test_what_it_cannot_take_is_said(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], options: dict, message: str
+) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         vp.correlated(vp.variational(make()), torch.randn(shape), **options)
 

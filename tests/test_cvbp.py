@@ -7,9 +7,17 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop import functional as fn
+from varprop import moments as fn
 
-ACTIVATIONS = [nn.ReLU(), nn.LeakyReLU(0.2), nn.PReLU(3), nn.ReLU6(), nn.Hardtanh(), nn.Hardsigmoid(), nn.Softshrink()]
+ACTIVATIONS = [
+    nn.ReLU(),
+    nn.LeakyReLU(0.2),
+    nn.PReLU(3),
+    nn.ReLU6(),
+    nn.Hardtanh(),
+    nn.Hardsigmoid(),
+    nn.Softshrink(),
+]
 by_type = {"ids": lambda module: type(module).__name__}
 
 
@@ -23,7 +31,9 @@ def test_the_variance_is_the_squared_deviation_from_the_plain_value(module):
     module, x = module.double(), normal((4, 3, 6))
     out = vp.CVBP(module, x)
     plain = module(x.mean)
-    deviations = (module(x.sample((50_000,)).flatten(0, 1)).unflatten(0, (50_000, -1)) - plain).square().detach()
+    deviations = (
+        (module(x.sample((50_000,)).flatten(0, 1)).unflatten(0, (50_000, -1)) - plain).square().detach()
+    )
     torch.testing.assert_close(out.mean, plain)
     error = deviations.std(0) / 50_000**0.5
     assert ((out.var - deviations.mean(0)).abs() <= 5 * error + 1e-9).all()
@@ -75,7 +85,9 @@ def test_the_derivatives_of_the_tail():
 
 def test_compiled_objective_and_gradients_are_those_of_eager():
     torch.manual_seed(0)
-    net = vp.variational(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)))
+    net = vp.variational(
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))
+    )
     elbo = vp.ELBO(net, vp.CVBP, vp.likelihoods.Categorical(), vp.priors.Normal(), n_data=10, kl_z_weight=0.1)
     x, y = torch.randn(4, 1, 6, 6), torch.tensor([0, 1, 2, 0])
     eager = elbo(x, y)

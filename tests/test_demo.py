@@ -6,15 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from varprop import demo, training
+from varprop import demo
+from varprop.training import loop as training
 
 
 def test_the_demo_prints_tables_and_writes_a_page_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "fit", lambda elbo, data, **options: training.fit(elbo, data, **{**options, "epochs": 2}))
+    monkeypatch.setattr(
+        demo, "fit", lambda elbo, data, **options: training.fit(elbo, data, **{**options, "epochs": 2})
+    )
     demo.demo(tmp_path)
     printed = capsys.readouterr().out
-    assert all(text in printed for text in ("diabetes", "digits", "plain network", "VBP", "calibration error"))
+    assert all(
+        text in printed for text in ("diabetes", "digits", "plain network", "VBP", "calibration error")
+    )
     assert (tmp_path / "regression.png").stat().st_size > 10_000
     assert "</html>" in (tmp_path / "report.html").read_text()

@@ -47,7 +47,9 @@ BLOCKS: dict[str, Callable[[], Block]] = {
     "halved in the second": lambda: Block(conv(3, 4, 1, 2), conv(3, 5, 3), conv(5, 4, 3, 2)),
     "bottleneck": lambda: Block(None, conv(5, 4, 1), conv(4, 4, 3), conv(4, 5, 1)),
     "bottleneck, halved": lambda: Block(conv(5, 6, 1, 2), conv(5, 3, 1), conv(3, 4, 3, 2), conv(4, 6, 1)),
-    "bottleneck, halved at first": lambda: Block(conv(5, 6, 1, 2), conv(5, 3, 1, 2), conv(3, 4, 3), conv(4, 6, 1)),
+    "bottleneck, halved at first": lambda: Block(
+        conv(5, 6, 1, 2), conv(5, 3, 1, 2), conv(3, 4, 3), conv(4, 6, 1)
+    ),
 }
 
 
@@ -81,7 +83,9 @@ def build(name: str, varying: int, size: int = 5) -> tuple[Block, Gaussian]:
     h = x
     for i, layer in enumerate(list(net.layers)[:-1]):
         h = layer(h).detach()
-        net.register_buffer(f"gates_{i}", torch.rand_like(h) if i == varying else torch.rand_like(h[:, :, :1, :1]))
+        net.register_buffer(
+            f"gates_{i}", torch.rand_like(h) if i == varying else torch.rand_like(h[:, :, :1, :1])
+        )
     var = torch.rand(x.shape[:2]).double()[..., None, None] * torch.rand(1, 1, size, size).double()
     return net, Gaussian(x, var)
 
@@ -95,7 +99,9 @@ def jacobian_covariance(net: Block, x: Gaussian) -> Tensor:
 @every_block
 @pytest.mark.parametrize("varying", [0, 1], ids=["first gates vary", "second gates vary"])
 @pytest.mark.parametrize("size", [4, 5])
-def test_the_covariance_is_exact_where_one_factor_varies_over_positions(name: str, varying: int, size: int) -> None:
+def test_the_covariance_is_exact_where_one_factor_varies_over_positions(
+    name: str, varying: int, size: int
+) -> None:
     net, x = build(name, varying, size)
     known = vp.VBP(net, x).var - (vp.VBP | INDEPENDENT)(net, x).var
     torch.testing.assert_close(known / 2, jacobian_covariance(net, x))
@@ -137,17 +143,29 @@ RESNETS: dict[str, Callable[[], nn.Module]] = {
 def test_blocks_of_a_resnet_come_nearer_to_sampling(name: str) -> None:
     torch.manual_seed(0)
     net = RESNETS[name]().double().eval()
-    layers = [module for path, module in net.named_modules() if isinstance(module, nn.Conv2d) and "downsample" not in path]
+    layers = [
+        module
+        for path, module in net.named_modules()
+        if isinstance(module, nn.Conv2d) and "downsample" not in path
+    ]
     align(None if net.downsample is None else net.downsample[0], *layers)
-    norm = [module for path, module in net.named_modules() if isinstance(module, nn.BatchNorm2d) and "downsample" not in path][-1]
+    norm = [
+        module
+        for path, module in net.named_modules()
+        if isinstance(module, nn.BatchNorm2d) and "downsample" not in path
+    ][-1]
     nn.init.constant_(norm.bias, 4.0)  # the last ReLU is open
     vp.variational(net, logvar=-9.0)
     shape = (1, layers[0].in_channels, 6, 6)
     x = Gaussian(torch.randn(shape).double(), torch.full(shape, 0.05).double())
-    assert [str(row.kind) for row in vp.summary(net, vp.DVI, x).operations if row.name == "add"] == ["corrected (Eq. 53)"]
+    assert [str(row.kind) for row in vp.summary(net, vp.DVI, x).operations if row.name == "add"] == [
+        "corrected (Eq. 53)"
+    ]
     with torch.no_grad():
         truth = draws(net, x, 2000).var(0)
-        corrected, independent = (((method(net, x).var / truth).log().mean()).abs() for method in (vp.DVI, vp.DVI | INDEPENDENT))
+        corrected, independent = (
+            ((method(net, x).var / truth).log().mean()).abs() for method in (vp.DVI, vp.DVI | INDEPENDENT)
+        )
     assert corrected < 0.6 * independent
 
 
@@ -158,9 +176,21 @@ def test_paths_without_a_cheap_formula_stay_independent() -> None:
     plain, dense = Path([], [1.0], []), [nn.Linear(4, 4)] * 2
     assert diagonal(x.square(), plain, Path(wide, [1.0, 1.0, 1.0, 1.0], inputs)) is None
     for shortcut in (conv(4, 4, 3), nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 4, 1, stride=2)):
-        assert diagonal(x.square(), Path([shortcut], [1.0, 1.0], [x]), Path(wide[:2], [1.0, 1.0, 1.0], inputs[:2])) is None
+        assert (
+            diagonal(
+                x.square(), Path([shortcut], [1.0, 1.0], [x]), Path(wide[:2], [1.0, 1.0, 1.0], inputs[:2])
+            )
+            is None
+        )
     one_by_one = x[..., :1, :1]
-    assert diagonal(one_by_one.square(), Path([conv(4, 4, 1)], [1.0, 1.0], [one_by_one]), Path(dense, [1.0] * 3, inputs[:2])) is None
+    assert (
+        diagonal(
+            one_by_one.square(),
+            Path([conv(4, 4, 1)], [1.0, 1.0], [one_by_one]),
+            Path(dense, [1.0] * 3, inputs[:2]),
+        )
+        is None
+    )
     many = torch.randn(1, 64, 1, 1)
     bottleneck = [conv(64, 64, 1), conv(64, 64, 3), conv(64, 64, 1)]
     assert diagonal(many.square(), plain, Path(bottleneck, [1.0] * 4, [many] * 3)) is None

@@ -37,11 +37,17 @@ def test_examples_run(page: Path, doctest_namespace: dict[str, object]) -> None:
 
 
 def cited() -> set[int]:
-    return {int(n) for file in (ROOT / "varprop").rglob("*.py") for n in re.findall(r"Eq\. (\d+)", file.read_text())}
+    return {
+        int(n)
+        for file in (ROOT / "varprop").rglob("*.py")
+        for n in re.findall(r"Eq\. (\d+)", file.read_text())
+    }
 
 
 def test_every_cited_equation_is_on_the_page_of_mathematics_under_its_number() -> None:
-    labels = [int(n) for n in re.findall(r"^\$\$ \(eq-(\d+)\)$", (DOCS / "maths.md").read_text(), re.MULTILINE)]
+    labels = [
+        int(n) for n in re.findall(r"^\$\$ \(eq-(\d+)\)$", (DOCS / "maths.md").read_text(), re.MULTILINE)
+    ]
     assert labels == list(range(1, len(labels) + 1)), "Sphinx numbers equations in their order on the page"
     assert cited() == set(labels)
 
@@ -65,7 +71,9 @@ def test_every_rule_of_every_table_is_on_the_page_of_layers(method: vp.Method) -
 
 
 def test_the_tables_say_what_the_rules_are() -> None:
-    assert [layers.cell(method, nn.ReLU) for method in (vp.VBP, vp.DVI, vp.LOCAL_REPARAM, vp.DETERMINISTIC)] == [
+    assert [
+        layers.cell(method, nn.ReLU) for method in (vp.VBP, vp.DVI, vp.LOCAL_REPARAM, vp.DETERMINISTIC)
+    ] == [
         "approximate, {eq}`eq-4`",
         "exact, {eq}`eq-6`",
         "sampled",

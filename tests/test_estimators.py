@@ -16,7 +16,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import varprop as vp
-from varprop import BayesianMLPClassifier, BayesianMLPRegressor, modelfile
+from varprop import BayesianMLPClassifier, BayesianMLPRegressor
+from varprop.io import files as modelfile
 
 QUICK: dict[str, Any] = {"epochs": 15, "lr": 0.05, "batch_size": 200, "random_state": 0}
 X, Y = load_diabetes(return_X_y=True)
@@ -37,7 +38,9 @@ def regressor() -> BayesianMLPRegressor:
 @pytest.fixture(scope="module")
 def classifier() -> BayesianMLPClassifier:
     X, y = load_iris(return_X_y=True)
-    return BayesianMLPClassifier(epochs=30, random_state=0).fit(X, np.array(["setosa", "versicolor", "virginica"])[y])
+    return BayesianMLPClassifier(epochs=30, random_state=0).fit(
+        X, np.array(["setosa", "versicolor", "virginica"])[y]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- predictions
@@ -62,12 +65,16 @@ def test_predictions_are_those_of_the_objective_in_the_units_of_y(regressor: Bay
     np.testing.assert_allclose(mean, p.mean[:, 0].numpy() * Y[TRAIN].std() + Y[TRAIN].mean())
     np.testing.assert_allclose(std, p.std[:, 0].numpy() * Y[TRAIN].std())
     normal = torch.distributions.Normal(torch.tensor(mean), torch.tensor(std))
-    np.testing.assert_allclose(regressor.log_prob(X[TEST], Y[TEST]), normal.log_prob(torch.tensor(Y[TEST])).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        regressor.log_prob(X[TEST], Y[TEST]), normal.log_prob(torch.tensor(Y[TEST])).numpy(), rtol=1e-6
+    )
 
 
 def test_units_of_the_target_do_not_matter(regressor: BayesianMLPRegressor) -> None:
     other = clone(regressor).fit(X[TRAIN] * 50 - 3, Y[TRAIN] * 1e-3 + 5)
-    np.testing.assert_allclose(other.predict(X[TEST] * 50 - 3), regressor.predict(X[TEST]) * 1e-3 + 5, rtol=1e-4)
+    np.testing.assert_allclose(
+        other.predict(X[TEST] * 50 - 3), regressor.predict(X[TEST]) * 1e-3 + 5, rtol=1e-4
+    )
 
 
 def test_heteroscedastic_noise_follows_the_input() -> None:
@@ -101,7 +108,9 @@ def test_classification_gives_probabilities_and_their_uncertainty(classifier: Ba
     parts = classifier.predict_uncertainty(X)
     entropy = -(probs * np.log(probs)).sum(1)
     np.testing.assert_allclose(parts.epistemic + parts.aleatoric, entropy, atol=1e-6)
-    assert parts.epistemic[y == 0].mean() < parts.epistemic[y > 0].mean(), "setosa is told apart easily, the others are not"
+    assert parts.epistemic[y == 0].mean() < parts.epistemic[y > 0].mean(), (
+        "setosa is told apart easily, the others are not"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,9 +120,9 @@ def test_classification_gives_probabilities_and_their_uncertainty(classifier: Ba
 )
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_every_method_trains_alone_and_in_an_ensemble(method: Any, replicas: int) -> None:
-    model = BayesianMLPRegressor((10,), method=method, n_replicas=replicas, epochs=25, lr=0.05, batch_size=100, random_state=0).fit(
-        X[TRAIN], Y[TRAIN]
-    )
+    model = BayesianMLPRegressor(
+        (10,), method=method, n_replicas=replicas, epochs=25, lr=0.05, batch_size=100, random_state=0
+    ).fit(X[TRAIN], Y[TRAIN])
     first, std = model.predict(X[TEST], return_std=True)
     assert np.isfinite(std).all()
     np.testing.assert_array_equal(first, model.predict(X[TEST]))
@@ -121,7 +130,9 @@ def test_every_method_trains_alone_and_in_an_ensemble(method: Any, replicas: int
 
 
 def test_an_ensemble_is_a_mixture_of_its_members() -> None:
-    model = BayesianMLPRegressor(n_replicas=3, epochs=10, batch_size=100, random_state=0).fit(X[TRAIN], Y[TRAIN])
+    model = BayesianMLPRegressor(n_replicas=3, epochs=10, batch_size=100, random_state=0).fit(
+        X[TRAIN], Y[TRAIN]
+    )
     assert len(model.members_) == 3
     z = torch.tensor((X[TEST] - model.x_mean_) / model.x_scale_)
     members = torch.stack([member.predict(z).mean[:, 0] for member in model.members_]).numpy()
@@ -133,7 +144,9 @@ def test_an_ensemble_is_a_mixture_of_its_members() -> None:
 
 def test_priors_are_numbers_or_objects() -> None:
     for prior in (1.0, vp.priors.EmpiricalBayes(), vp.priors.Horseshoe()):
-        assert np.isfinite(BayesianMLPRegressor(prior=prior, **QUICK).fit(X[TRAIN], Y[TRAIN]).predict(X[TEST])).all()
+        assert np.isfinite(
+            BayesianMLPRegressor(prior=prior, **QUICK).fit(X[TRAIN], Y[TRAIN]).predict(X[TEST])
+        ).all()
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -141,14 +154,24 @@ def test_priors_are_numbers_or_objects() -> None:
 
 def test_the_random_state_fixes_everything_and_leaves_torch_alone() -> None:
     before = torch.random.get_rng_state()
-    a, b, c = (BayesianMLPRegressor(epochs=3, random_state=s).fit(X[TRAIN], Y[TRAIN]).predict(X[TEST]) for s in (1, 1, 2))
+    a, b, c = (
+        BayesianMLPRegressor(epochs=3, random_state=s).fit(X[TRAIN], Y[TRAIN]).predict(X[TEST])
+        for s in (1, 1, 2)
+    )
     np.testing.assert_array_equal(a, b)
     assert not np.array_equal(a, c)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_early_stopping_stops() -> None:
-    options: dict[str, Any] = {"early_stopping": True, "n_iter_no_change": 2, "epochs": 200, "lr": 0.1, "batch_size": 60, "random_state": 0}
+    options: dict[str, Any] = {
+        "early_stopping": True,
+        "n_iter_no_change": 2,
+        "epochs": 200,
+        "lr": 0.1,
+        "batch_size": 60,
+        "random_state": 0,
+    }
     for replicas in (1, 2):
         model = BayesianMLPRegressor(n_replicas=replicas, **options).fit(
             X[TRAIN], Y[TRAIN], sample_weight=np.r_[np.ones(100), np.full(100, 2.0)]
@@ -211,7 +234,9 @@ def test_parameters_are_checked_in_fit(options: dict[str, Any], message: str) ->
 def test_works_in_pipelines_searches_and_cross_validation() -> None:
     model = make_pipeline(StandardScaler(), BayesianMLPRegressor(**QUICK))
     assert cross_val_score(model, X[TRAIN], Y[TRAIN], cv=2).shape == (2,)
-    search = GridSearchCV(BayesianMLPRegressor(**QUICK), {"prior": [1.0, 10.0], "hidden_layer_sizes": [(5,), (5, 5)]}, cv=2)
+    search = GridSearchCV(
+        BayesianMLPRegressor(**QUICK), {"prior": [1.0, 10.0], "hidden_layer_sizes": [(5,), (5, 5)]}, cv=2
+    )
     assert search.fit(X[TRAIN], Y[TRAIN]).best_params_.keys() == {"prior", "hidden_layer_sizes"}
     mean, std = model.fit(X[TRAIN], Y[TRAIN]).predict(X[TEST], return_std=True)
     assert mean.shape == std.shape
@@ -225,7 +250,12 @@ def test_pickles_and_clones(regressor: BayesianMLPRegressor) -> None:
 
 def test_regressors_are_saved_whole(regressor: BayesianMLPRegressor, tmp_path: Path) -> None:
     model = BayesianMLPRegressor(
-        (7, 3), prior=vp.priors.EmpiricalBayes((1.0, 10.0)), n_replicas=2, epochs=4, batch_size=100, random_state=1
+        (7, 3),
+        prior=vp.priors.EmpiricalBayes((1.0, 10.0)),
+        n_replicas=2,
+        epochs=4,
+        batch_size=100,
+        random_state=1,
     )
     for saved in (regressor, model.fit(X[TRAIN], np.c_[Y[TRAIN], Y[TRAIN]])):
         vp.save(saved, tmp_path, preprocessing={"columns": ["age"]})
@@ -235,13 +265,20 @@ def test_regressors_are_saved_whole(regressor: BayesianMLPRegressor, tmp_path: P
             np.testing.assert_array_equal(getattr(again, method)(X[TEST]), getattr(saved, method)(X[TEST]))
         assert again.history_.equals(saved.history_)
         assert again.n_features_in_ == 10
-        again.partial_fit(X[TRAIN], np.broadcast_to(Y[TRAIN].reshape(-1, *(1,) * saved.y_mean_.ndim), (200, *saved.y_mean_.shape)))
+        again.partial_fit(
+            X[TRAIN],
+            np.broadcast_to(Y[TRAIN].reshape(-1, *(1,) * saved.y_mean_.ndim), (200, *saved.y_mean_.shape)),
+        )
         assert modelfile.preprocessing(tmp_path) == {"columns": ["age"]}
 
 
-def test_classifiers_are_saved_with_classes_and_names(classifier: BayesianMLPClassifier, tmp_path: Path) -> None:
+def test_classifiers_are_saved_with_classes_and_names(
+    classifier: BayesianMLPClassifier, tmp_path: Path
+) -> None:
     frame, y = load_iris(return_X_y=True, as_frame=True)
-    named = BayesianMLPClassifier(method=vp.vbp(9.0), epochs=2).fit(frame, np.array(["a", "b", "ü"], dtype=object)[y])
+    named = BayesianMLPClassifier(method=vp.vbp(9.0), epochs=2).fit(
+        frame, np.array(["a", "b", "ü"], dtype=object)[y]
+    )
     for saved, x in ((classifier, frame.to_numpy()), (named, frame)):
         vp.save(saved, tmp_path)
         again = vp.load(tmp_path)
@@ -252,8 +289,15 @@ def test_classifiers_are_saved_with_classes_and_names(classifier: BayesianMLPCla
 
 
 def test_what_no_file_can_hold_is_refused(regressor: BayesianMLPRegressor, tmp_path: Path) -> None:
-    with pytest.raises(vp.ModelFileError, match="random_state is a RandomState, which a model file cannot hold"):
-        vp.save(clone(regressor).set_params(random_state=np.random.RandomState(0), epochs=1).fit(X[TRAIN], Y[TRAIN]), tmp_path)
+    with pytest.raises(
+        vp.ModelFileError, match="random_state is a RandomState, which a model file cannot hold"
+    ):
+        vp.save(
+            clone(regressor)
+            .set_params(random_state=np.random.RandomState(0), epochs=1)
+            .fit(X[TRAIN], Y[TRAIN]),
+            tmp_path,
+        )
     with pytest.raises(ValueError, match="not fitted yet"):
         vp.save(BayesianMLPRegressor(), tmp_path)
     with pytest.raises(vp.ModelFileError, match="StandardScaler is neither an ELBO nor"):
@@ -270,7 +314,9 @@ def test_what_no_file_can_hold_is_refused(regressor: BayesianMLPRegressor, tmp_p
         ("learned", {"x_": {"array": [1], "dtype": "O,O"}}),
     ],
 )
-def test_a_forged_estimator_is_refused(place: str, value: Any, regressor: BayesianMLPRegressor, tmp_path: Path) -> None:
+def test_a_forged_estimator_is_refused(
+    place: str, value: Any, regressor: BayesianMLPRegressor, tmp_path: Path
+) -> None:
     vp.save(regressor, tmp_path)
     description, weights = modelfile.read(tmp_path)
     description["estimator"][place] = value
@@ -281,7 +327,9 @@ def test_a_forged_estimator_is_refused(place: str, value: Any, regressor: Bayesi
 
 def test_intervals_of_mapie_take_the_regressor(regressor: BayesianMLPRegressor) -> None:
     mapie = pytest.importorskip("mapie.regression", reason="MAPIE is not installed")
-    conformal = mapie.SplitConformalRegressor(regressor, confidence_level=0.9, prefit=True).conformalize(X[260:360], Y[260:360])
+    conformal = mapie.SplitConformalRegressor(regressor, confidence_level=0.9, prefit=True).conformalize(
+        X[260:360], Y[260:360]
+    )
     _, interval = conformal.predict_interval(X[360:])
     assert 0.75 < np.mean((interval[:, 0, 0] < Y[360:]) & (Y[360:] < interval[:, 1, 0])) <= 1
 

@@ -30,12 +30,18 @@ from experiments import (
     tables,
 )
 
-needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on")
+needs_data = pytest.mark.skipif(
+    not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set: no UCI data to run on"
+)
 
 
 def made_up(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
-    x = random.normal(size=(71, 3)) * [1, 5, 0]  # 64 rows for training, four whole batches; a constant feature, as naval has
+    x = random.normal(size=(71, 3)) * [
+        1,
+        5,
+        0,
+    ]  # 64 rows for training, four whole batches; a constant feature, as naval has
     return x, 7 + 3 * x[:, 0] + random.normal(size=71), *data.published_splits(71, 20)
 
 
@@ -46,7 +52,19 @@ def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_files")
 def test_a_cell_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["--datasets", "yacht", "--methods", "vbp", "bayesian-ridge", "--splits", "2", "--epochs", "2", "--out", str(tmp_path)]
+    command = [
+        "--datasets",
+        "yacht",
+        "--methods",
+        "vbp",
+        "bayesian-ridge",
+        "--splits",
+        "2",
+        "--epochs",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
     table1.main(command)
     path = tmp_path / "vbp" / "yacht.json"
     cell = json.loads(path.read_text())
@@ -80,8 +98,15 @@ def test_scores_are_in_the_unit_of_the_target() -> None:
     (result,) = table1.one_by_one(table1.bayesian_ridge, splits, None, 0)
     model = table1.bayesian_ridge().fit(x[train[0]], y[train[0]])
     mean, std = model.predict(x[test[0]], return_std=True)
-    density = torch.distributions.Normal(torch.tensor(mean), torch.tensor(std)).log_prob(torch.tensor(y[test[0]])).mean().item()
-    assert result.own["log_likelihood"] == pytest.approx(density, abs=0.05)  # the ridge penalty depends on the scale, a little
+    density = (
+        torch.distributions.Normal(torch.tensor(mean), torch.tensor(std))
+        .log_prob(torch.tensor(y[test[0]]))
+        .mean()
+        .item()
+    )
+    assert result.own["log_likelihood"] == pytest.approx(
+        density, abs=0.05
+    )  # the ridge penalty depends on the scale, a little
     assert result.own["rmse"] == pytest.approx(np.sqrt(np.mean((mean - y[test[0]]) ** 2)), rel=0.02)
 
 
@@ -171,7 +196,11 @@ def test_the_accuracy_of_layers_from_end_to_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = torch.nn.Identity, torch.nn.MaxPool2d
-    chosen = [case for case in accuracy.LAYERS if isinstance(case.layer(), kinds) or case.front == "linear over time"]
+    chosen = [
+        case
+        for case in accuracy.LAYERS
+        if isinstance(case.layer(), kinds) or case.front == "linear over time"
+    ]
     monkeypatch.setattr(accuracy, "GROUPS", {"layers": chosen})
     accuracy.main(["--draws", "200", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "layers.json").read_text())["rows"]
@@ -181,16 +210,30 @@ def test_the_accuracy_of_layers_from_end_to_end(
     assert exact["dvi"] == exact["vbp"]
     for row in rows:  # VBP against its own model: also where maxima of correlated entries are far from those of independent ones
         assert 0.4 < row["dvi"]["var_ratio"] < 1.3
-        assert row["type"] in ("TransformerEncoderLayer", "LSTM", "GRU") or row["vbp"]["var_ratio"] == pytest.approx(1, abs=0.2)
+        assert row["type"] in ("TransformerEncoderLayer", "LSTM", "GRU") or row["vbp"][
+            "var_ratio"
+        ] == pytest.approx(1, abs=0.2)
     assert "| conv | uniform | MaxPool2d" in capsys.readouterr().out
 
 
 def test_committed_accuracy_is_nearer_to_one_than_that_of_the_nearest_package() -> None:
     """FastBNNs 0.4.3, measured on one layer after a convolution."""
-    others = {"MaxPool2d": 1.58, "PReLU": 0.79, "LayerNorm": 0.80, "LeakyReLU": 0.98, "Tanh": 0.97, "AvgPool2d": 0.93, "Softmax": 0.0}
+    others = {
+        "MaxPool2d": 1.58,
+        "PReLU": 0.79,
+        "LayerNorm": 0.80,
+        "LeakyReLU": 0.98,
+        "Tanh": 0.97,
+        "AvgPool2d": 0.93,
+        "Softmax": 0.0,
+    }
     rows = json.loads((cells.RESULTS / "accuracy" / "layers.json").read_text())["rows"]
     for name, other in others.items():
-        (ratio,) = {row["dvi"]["var_ratio"] for row in rows if (row["type"], row["front"], row["input"]) == (name, "conv", "normal")}
+        (ratio,) = {
+            row["dvi"]["var_ratio"]
+            for row in rows
+            if (row["type"], row["front"], row["input"]) == (name, "conv", "normal")
+        }
         assert abs(ratio - 1) < abs(other - 1), name
 
 
@@ -216,17 +259,24 @@ def test_consistency_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "| CVBP | " in consistency.tables(tmp_path)
 
 
-def test_the_accuracy_of_trained_networks_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_accuracy_of_trained_networks_from_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     networks.main(["--networks", "lenet", "--draws", "200", "--epochs", "1", "--out", str(tmp_path)])
     row = json.loads((tmp_path / "networks.json").read_text())["networks"]["lenet"]
     assert all(0.7 < row[method]["var_ratio"] < 1.2 for method in networks.PASSES)
     assert "| lenet | " in capsys.readouterr().out
 
 
-def test_defaults_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_defaults_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     quick = replace(defaults.BASE, hidden=5, epochs=1, steps=(1, 3))
     rows = {"base": quick, "five members": replace(quick, members=5)}
-    studies = {"regression": defaults.Study("Numbers", ("diabetes",), 2, rows), "classes": defaults.Study("Classes", ("iris",), 2, rows)}
+    studies = {
+        "regression": defaults.Study("Numbers", ("diabetes",), 2, rows),
+        "classes": defaults.Study("Classes", ("iris",), 2, rows),
+    }
     monkeypatch.setattr(defaults, "STUDIES", studies)
     defaults.main(["--out", str(tmp_path)])
     cell = json.loads((tmp_path / "classes" / "iris" / "five-members.json").read_text())
@@ -237,7 +287,9 @@ def test_defaults_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("float64")
-def test_residual_sums_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_residual_sums_from_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(residual, "BLOCKS", {"dense": residual.BLOCKS["dense"]})
     residual.main(["--samples", "1000", "--out", str(tmp_path / "residual.json")])
     rows = json.loads((tmp_path / "residual.json").read_text())["rows"]
@@ -254,7 +306,9 @@ def test_class_probabilities_from_end_to_end(tmp_path: Path, capsys: pytest.Capt
     assert "10 classes, largest |error|" in capsys.readouterr().out
 
 
-def test_the_estimators_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimators_from_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("BayesianMLPRegressor", "BayesianMLPClassifier"):
         monkeypatch.setattr(estimators, name, partial(getattr(estimators, name), epochs=2))
     for name in ("MLPRegressor", "MLPClassifier"):
@@ -270,9 +324,9 @@ def test_the_estimators_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_the_page_of_results_is_made_of_the_committed_cells(tmp_path: Path) -> None:
     tables.main(["--out", str(tmp_path / "RESULTS.md")])
-    assert (tmp_path / "RESULTS.md").read_text() == (Path(tables.__file__).parent / "RESULTS.md").read_text(), (
-        "python -m experiments.tables"
-    )
+    assert (tmp_path / "RESULTS.md").read_text() == (
+        Path(tables.__file__).parent / "RESULTS.md"
+    ).read_text(), "python -m experiments.tables"
 
 
 def test_the_benchmark_of_a_step_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +343,9 @@ def test_the_benchmark_of_replicas_from_end_to_end(tmp_path: Path, monkeypatch: 
     assert (len(seconds["one_by_one"]), len(seconds["at_once"])) == (3, 1)
 
 
-def test_the_correlation_of_positions_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_correlation_of_positions_from_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     positions.main(["--networks", "LeNet", "--draws", "100", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "positions.json").read_text())["rows"]
     assert all(0.5 < row["correlated"][0] <= row["correlated"][2] * 1.01 < 1.5 for row in rows)

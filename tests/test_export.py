@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 import varprop as vp
 from varprop.cli import app
-from varprop.export import OUTPUTS
+from varprop.io.program import OUTPUTS
 from varprop.predictive import Predictive
-from varprop.tabular import TableModel
+from varprop.table.model import TableModel
 
 from .networks import ResNet
 
@@ -29,7 +29,15 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'v
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'varprop[onnx]'")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'varprop[onnx]'")
 
-RANDOM = ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+RANDOM = (
+    "Bernoulli",
+    "Dropout",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+)
 
 
 def mlp(outputs: int, activation: nn.Module | None = None) -> nn.Sequential:
@@ -38,7 +46,9 @@ def mlp(outputs: int, activation: nn.Module | None = None) -> nn.Sequential:
 
 def strided() -> nn.Sequential:
     """A small LeNet."""
-    return nn.Sequential(nn.Conv2d(1, 4, 5, 2), nn.ReLU(), nn.Conv2d(4, 6, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 5, 2), nn.ReLU(), nn.Conv2d(4, 6, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 10)
+    )
 
 
 def pooled() -> nn.Sequential:
@@ -80,7 +90,12 @@ CASES = {
     "normal": (mlp(2), vp.VBP, vp.likelihoods.Normal(3.0, outputs=2), vp.predictive.Regression),
     "normal-dvi": (mlp(1), vp.DVI, vp.likelihoods.Normal(3.0), vp.predictive.Regression),
     "heteroscedastic": (mlp(4), vp.VBP, vp.likelihoods.HeteroscedasticNormal(), vp.predictive.Regression),
-    "heteroscedastic-dvi": (mlp(2, nn.Tanh()), vp.DVI, vp.likelihoods.HeteroscedasticNormal(), vp.predictive.Regression),
+    "heteroscedastic-dvi": (
+        mlp(2, nn.Tanh()),
+        vp.DVI,
+        vp.likelihoods.HeteroscedasticNormal(),
+        vp.predictive.Regression,
+    ),
     "deterministic": (mlp(1), vp.DETERMINISTIC, vp.likelihoods.Normal(3.0), vp.predictive.Regression),
     "slope": (mlp(1, nn.LeakyReLU(0.1)), vp.vbp(10.0), vp.likelihoods.Normal(3.0), vp.predictive.Regression),
     "anchored": (mlp(1), vp.CVBP, vp.likelihoods.Normal(3.0), vp.predictive.Regression),
@@ -145,10 +160,17 @@ def data(rows: int = 60) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("outputs", "options"),
-    [(1, {}), (2, {"n_replicas": 2}), (1, {"heteroscedastic": True}), (2, {"heteroscedastic": True, "method": "dvi"})],
+    [
+        (1, {}),
+        (2, {"n_replicas": 2}),
+        (1, {"heteroscedastic": True}),
+        (2, {"heteroscedastic": True, "method": "dvi"}),
+    ],
     ids=str,
 )
-def test_a_regressor_takes_raw_features_and_predicts_in_its_own_units(outputs: int, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_regressor_takes_raw_features_and_predicts_in_its_own_units(
+    outputs: int, options: dict[str, Any], tmp_path: Path
+) -> None:
     X, y = data()
     y = y if outputs == 1 else np.stack([y, 1e-3 * X[:, 1] ** 2], 1)
     X = X.astype(np.float32).astype(np.float64)  # exactly what the graph will be given
@@ -167,9 +189,13 @@ def test_a_classifier(tmp_path: Path) -> None:
     X, y = data()
     table = pd.DataFrame(X.astype(np.float32), columns=["a", "b", "c"])
     labels = np.where(y > np.median(y), "high", "low")
-    model = vp.BayesianMLPClassifier(8, epochs=3, batch_size=60, n_replicas=2, random_state=0).fit(table, labels)
+    model = vp.BayesianMLPClassifier(8, epochs=3, batch_size=60, n_replicas=2, random_state=0).fit(
+        table, labels
+    )
     for member in model.members_:
-        member.likelihood = vp.likelihoods.Categorical("delta")  # a tenth of the graph of the quadrature, which has its case above
+        member.likelihood = vp.likelihoods.Categorical(
+            "delta"
+        )  # a tenth of the graph of the quadrature, which has its case above
     vp.export_onnx(model, tmp_path / "model.onnx")
     parts = model.predict_uncertainty(table)
     expected = {
@@ -182,7 +208,9 @@ def test_a_classifier(tmp_path: Path) -> None:
 
 
 def about(path: Path) -> dict[str, Any]:
-    return {name: json.loads(text) for name, text in session(path).get_modelmeta().custom_metadata_map.items()}
+    return {
+        name: json.loads(text) for name, text in session(path).get_modelmeta().custom_metadata_map.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------------ the command line
@@ -190,7 +218,9 @@ def about(path: Path) -> dict[str, Any]:
 
 def houses(rows: int) -> pd.DataFrame:
     random = np.random.default_rng(0)
-    table = pd.DataFrame({"area": random.gamma(4.0, 25.0, rows), "town": random.choice(["Ulm", "Köln"], rows)})
+    table = pd.DataFrame(
+        {"area": random.gamma(4.0, 25.0, rows), "town": random.choice(["Ulm", "Köln"], rows)}
+    )
     table["price"] = 1000 + 5 * table.area + 300.0 * (table.town == "Ulm")
     table["dear"] = np.where(table.price > 1600, "yes", "no")
     table.loc[::5, "area"] = None
@@ -206,9 +236,24 @@ def command(*arguments: object) -> Any:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("export")
     houses(80).to_csv(place / "houses.csv", index=False)
-    for target, other, method in (("price", "dear", "vbp"), ("dear", "price", "deterministic"), ("sampled", "dear", "local_reparam")):
+    for target, other, method in (
+        ("price", "dear", "vbp"),
+        ("dear", "price", "deterministic"),
+        ("sampled", "dear", "local_reparam"),
+    ):
         column = "price" if target == "sampled" else target
-        options = ["--target", column, "--ignore", other, "--method", method, "--epochs", 2, "--out", place / target]
+        options = [
+            "--target",
+            column,
+            "--ignore",
+            other,
+            "--method",
+            method,
+            "--epochs",
+            2,
+            "--out",
+            place / target,
+        ]
         assert command("fit", place / "houses.csv", *options).exit_code == 0
     return place
 
@@ -217,7 +262,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(place: Path) -> dict[str, Path]:
     """The files of two models: one by a process of its own, as a user runs it, and one by the command inside this one."""
     files = {name: place / f"{name}.onnx" for name in ("price", "dear")}
-    words = [sys.executable, "-c", "from varprop.cli import main; main()", "export", place / "price", "--out", files["price"]]
+    words = [
+        sys.executable,
+        "-c",
+        "from varprop.cli import main; main()",
+        "export",
+        place / "price",
+        "--out",
+        files["price"],
+    ]
     process = subprocess.run(words, capture_output=True, text=True, check=True)
     assert process.stderr == ""
     done = command("export", place / "dear", "--out", files["dear"])
@@ -228,14 +281,19 @@ def written(place: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("target", ["price", "dear"])
-def test_the_command_writes_what_takes_rows_as_they_are(place: Path, written: dict[str, Path], target: str) -> None:
+def test_the_command_writes_what_takes_rows_as_they_are(
+    place: Path, written: dict[str, Path], target: str
+) -> None:
     columns = about(written[target])["columns"]
     assert columns == [{"name": "area"}, {"name": "town", "categories": ["", "Köln", "Ulm"]}]
     table = houses(80)
     code = table.town.map({"Köln": 1.0, "Ulm": 2.0})
     got = run(written[target], np.stack([table.area, code], 1).astype(np.float32))
     expected = TableModel.load(place / target).predictive(table)
-    assert_same(got, outputs(expected, vp.predictive.Regression if target == "price" else vp.predictive.ClassPredictive))
+    assert_same(
+        got,
+        outputs(expected, vp.predictive.Regression if target == "price" else vp.predictive.ClassPredictive),
+    )
 
 
 def test_a_category_that_is_none_gives_nan(written: dict[str, Path]) -> None:
@@ -243,7 +301,9 @@ def test_a_category_that_is_none_gives_nan(written: dict[str, Path]) -> None:
     assert np.isnan(got["mean"]).ravel().tolist() == [False, True, True]
 
 
-def test_what_cannot_be_exported_is_one_sentence(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_exported_is_one_sentence(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*arguments: object, saying: str) -> None:
         done = command("export", *arguments)
         assert (done.exit_code, done.stdout) == (2, "")
@@ -256,7 +316,12 @@ def test_what_cannot_be_exported_is_one_sentence(place: Path, tmp_path: Path, mo
     (tmp_path / "taken.onnx").touch()
     fails(place / "price", "--out", tmp_path / "taken.onnx", saying="--overwrite")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    fails(place / "price", "--out", tmp_path / "m.onnx", saying="needs onnxscript; install it with `pip install 'varprop[onnx]'`")
+    fails(
+        place / "price",
+        "--out",
+        tmp_path / "m.onnx",
+        saying="needs onnxscript; install it with `pip install 'varprop[onnx]'`",
+    )
     assert not (tmp_path / "m.onnx").exists()
 
 
@@ -286,10 +351,21 @@ def test_refusals(tmp_path: Path) -> None:
     noisy = type("Noisy", (nn.Module,), {"forward": lambda self, x: x + torch.randn_like(x)})
     method = vp.DETERMINISTIC
     with pytest.raises(ValueError, match=r"draws random numbers \(aten.randn_like.default\)"):
-        vp.export(vp.ELBO(nn.Sequential(mlp(2), noisy()), method, vp.likelihoods.Normal(outputs=2), vp.priors.Normal(), n_data=1), x)
+        vp.export(
+            vp.ELBO(
+                nn.Sequential(mlp(2), noisy()),
+                method,
+                vp.likelihoods.Normal(outputs=2),
+                vp.priors.Normal(),
+                n_data=1,
+            ),
+            x,
+        )
 
 
-def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_fails_leaves_the_file_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "model.onnx"
     path.write_text("before")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
@@ -310,7 +386,13 @@ class Tails(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         *columns, last = x.split(1, 1)
-        return torch.cat([*(getattr(torch.special, name)(t) for name, t in zip(TAILS, columns, strict=False)), last.clone().erfc_()], 1)
+        return torch.cat(
+            [
+                *(getattr(torch.special, name)(t) for name, t in zip(TAILS, columns, strict=False)),
+                last.clone().erfc_(),
+            ],
+            1,
+        )
 
 
 def test_the_tails_of_the_normal_keep_their_precision(tmp_path: Path) -> None:
@@ -318,13 +400,19 @@ def test_the_tails_of_the_normal_keep_their_precision(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     elbo = vp.ELBO(Tails(), vp.DETERMINISTIC, vp.likelihoods.Normal(outputs=5), vp.priors.Normal(), n_data=1)
     vp.export_onnx(elbo, path, torch.zeros(1, 5))
-    x = np.stack([np.linspace(-0.9 if name == "log1p" else -9, 9, 2001, dtype=np.float32) for name in TAILS], 1)
+    x = np.stack(
+        [np.linspace(-0.9 if name == "log1p" else -9, 9, 2001, dtype=np.float32) for name in TAILS], 1
+    )
     for name, got, column in zip(TAILS, run(path, x)["mean"].T, x.T, strict=True):
-        np.testing.assert_allclose(got, getattr(special, name)(column.astype(np.float64)), rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            got, getattr(special, name)(column.astype(np.float64)), rtol=1e-5, err_msg=name
+        )
 
 
 def test_a_graph_in_double_precision(tmp_path: Path) -> None:
     elbo = objective(mlp(2), vp.DVI, vp.likelihoods.Normal(3.0, outputs=2)).eval()
     x = torch.randn(30, 3, dtype=torch.float64)
     vp.export_onnx(elbo, tmp_path / "model.onnx", x)
-    assert_same(run(tmp_path / "model.onnx", x), outputs(elbo.double().predict(x), vp.predictive.Regression), 1e-8)
+    assert_same(
+        run(tmp_path / "model.onnx", x), outputs(elbo.double().predict(x), vp.predictive.Regression), 1e-8
+    )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from varprop import Gaussian
-from varprop import functional as fn
+from varprop import moments as fn
 
 GRID = [(m, v) for m in (-3.0, -0.7, 0.0, 0.2, 2.5) for v in (0.05, 0.6, 4.0)]
 PIECEWISE = {
@@ -36,7 +36,10 @@ def integral(g, m: float, v: float, knots: tuple[float, ...] = ()) -> float:
     """E[g(x)] by adaptive quadrature between the knots."""
     s = math.sqrt(v)
     ends = [m - 12 * s, *sorted(k for k in knots if abs(k - m) < 12 * s), m + 12 * s]
-    return sum(integrate.quad(lambda x: g(x) * stats.norm.pdf(x, m, s), a, b, epsabs=1e-13)[0] for a, b in pairwise(ends))
+    return sum(
+        integrate.quad(lambda x: g(x) * stats.norm.pdf(x, m, s), a, b, epsabs=1e-13)[0]
+        for a, b in pairwise(ends)
+    )
 
 
 @pytest.mark.parametrize("name", PIECEWISE)
@@ -102,7 +105,13 @@ def test_gate_stays_within_the_stated_distance_of_relu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [((0.3, 0.5), (-0.2, 1.1)), ((0.0, 1.0), (0.0, 1.0)), ((5.0, 0.1), (-5.0, 0.1)), ((1.0, 0.0), (0.9, 2.0))]
+    ("a", "b"),
+    [
+        ((0.3, 0.5), (-0.2, 1.1)),
+        ((0.0, 1.0), (0.0, 1.0)),
+        ((5.0, 0.1), (-5.0, 0.1)),
+        ((1.0, 0.0), (0.9, 2.0)),
+    ],
 )
 def test_maximum_of_two(a: tuple[float, float], b: tuple[float, float]) -> None:
     rng = np.random.default_rng(0)
@@ -117,7 +126,10 @@ def test_maximum_of_two(a: tuple[float, float], b: tuple[float, float]) -> None:
 
 
 def test_winner_takes_mean_and_variance_together() -> None:
-    a, b = Gaussian(torch.tensor([1.0, -1.0]), torch.tensor([4.0, 5.0])), Gaussian(torch.tensor([0.0, 0.0]), torch.tensor([6.0, 7.0]))
+    a, b = (
+        Gaussian(torch.tensor([1.0, -1.0]), torch.tensor([4.0, 5.0])),
+        Gaussian(torch.tensor([0.0, 0.0]), torch.tensor([6.0, 7.0])),
+    )
     out = fn.winner(a, b)
     assert out.mean.tolist() == [1.0, 0.0]
     assert out.var.tolist() == [4.0, 7.0]
@@ -187,5 +199,8 @@ def test_gradients_of_relu_are_those_of_finite_differences(moments: Callable[[Ga
         y = moments(Gaussian(m, v))
         return y.mean, y.var
 
-    m, v = (torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in ([-3.0, -0.4, 0.3, 2.0], [1.0, 0.5, 2.0, 0.7]))
+    m, v = (
+        torch.tensor(a, dtype=torch.float64, requires_grad=True)
+        for a in ([-3.0, -0.4, 0.3, 2.0], [1.0, 0.5, 2.0, 0.7])
+    )
     assert torch.autograd.gradcheck(both, (m, v))

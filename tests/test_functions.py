@@ -164,7 +164,10 @@ def test_gates_of_functions_are_recorded_as_those_of_layers() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: F.interpolate(x.unsqueeze(0), scale_factor=0.5, mode="bilinear", antialias=True), "interpolate with antialias=True"),
+        (
+            lambda x: F.interpolate(x.unsqueeze(0), scale_factor=0.5, mode="bilinear", antialias=True),
+            "interpolate with antialias=True",
+        ),
         (lambda x: 1 / x, "truediv by a random value"),
         (lambda x: x**0.5, "with the exponent 0.5"),
         (lambda x: F.max_pool1d(x, 2, return_indices=True), "max_pool1d"),
@@ -172,15 +175,30 @@ def test_gates_of_functions_are_recorded_as_those_of_layers() -> None:
         (lambda x: x.cumsum(0), r"Tensor\.cumsum; add one with `method \| \{\"cumsum\": rule\}`"),
         (lambda x: nn.LPPool1d(2, 2)(x), "LPPool1d"),
         (lambda x: x.data, r"Tensor\.data"),
-        (lambda x: F.threshold(x, 0.1, 20.0), "F.threshold jumps from 20.0 to its threshold 0.1.*threshold: rule"),
+        (
+            lambda x: F.threshold(x, 0.1, 20.0),
+            "F.threshold jumps from 20.0 to its threshold 0.1.*threshold: rule",
+        ),
         (lambda x: torch.clamp(x, torch.zeros(4)), "clamp with a tensor among its options"),
         (lambda x: x * (x > 0), r"operator\.gt; add one with `method \| \{operator\.gt: rule\}`"),
         (lambda x: torch.where(x, 1.0, 0.0), "where with a random condition"),
-        (lambda x: torch.einsum("bij,kl->bik", x, torch.ones(2, 3)), "which sums over an index that a random operand does not have"),
-        (lambda x: torch.einsum("bij,kj,k->bi", x, torch.ones(2, 4), torch.ones(2)), "einsum of more than two operands"),
-        (lambda x: F.embedding(torch.zeros(1, dtype=torch.long), x[0], max_norm=1.0), "embedding with max_norm"),
+        (
+            lambda x: torch.einsum("bij,kl->bik", x, torch.ones(2, 3)),
+            "which sums over an index that a random operand does not have",
+        ),
+        (
+            lambda x: torch.einsum("bij,kj,k->bi", x, torch.ones(2, 4), torch.ones(2)),
+            "einsum of more than two operands",
+        ),
+        (
+            lambda x: F.embedding(torch.zeros(1, dtype=torch.long), x[0], max_norm=1.0),
+            "embedding with max_norm",
+        ),
         (lambda x: F.normalize(x, p=1.0), "normalize with p=1.0"),
-        (lambda x: F.scaled_dot_product_attention(x, x, x, enable_gqa=True), "scaled_dot_product_attention with enable_gqa=True"),
+        (
+            lambda x: F.scaled_dot_product_attention(x, x, x, enable_gqa=True),
+            "scaled_dot_product_attention with enable_gqa=True",
+        ),
     ],
 )
 def test_what_has_no_rule_is_an_error(function: Callable[[Any], Any], message: str) -> None:
@@ -212,10 +230,19 @@ def test_parameters_of_a_module_and_of_its_layers_are_weights_like_any_other() -
 # ------------------------------------------------------------------------------------------------- functions that do what a layer does
 
 NORMS: dict[str, tuple[nn.Module, Callable[[Any, Any], Any]]] = {
-    "F.layer_norm": (cases.scaled(nn.LayerNorm(4)), lambda x, m: F.layer_norm(x, (4,), m.weight, m.bias, m.eps)),
-    "F.layer_norm over two": (nn.LayerNorm((3, 4), elementwise_affine=False), lambda x, m: F.layer_norm(x, [3, 4])),
+    "F.layer_norm": (
+        cases.scaled(nn.LayerNorm(4)),
+        lambda x, m: F.layer_norm(x, (4,), m.weight, m.bias, m.eps),
+    ),
+    "F.layer_norm over two": (
+        nn.LayerNorm((3, 4), elementwise_affine=False),
+        lambda x, m: F.layer_norm(x, [3, 4]),
+    ),
     "F.rms_norm": (cases.scaled(nn.RMSNorm(4)), lambda x, m: F.rms_norm(x, (4,), m.weight, m.eps)),
-    "F.group_norm": (cases.scaled(nn.GroupNorm(1, 3)), lambda x, m: F.group_norm(x, 1, weight=m.weight, bias=m.bias)),
+    "F.group_norm": (
+        cases.scaled(nn.GroupNorm(1, 3)),
+        lambda x, m: F.group_norm(x, 1, weight=m.weight, bias=m.bias),
+    ),
     "F.instance_norm": (nn.InstanceNorm1d(3), lambda x, m: F.instance_norm(x)),
     "F.instance_norm by channel": (
         cases.scaled(nn.InstanceNorm1d(3, affine=True)),
@@ -223,7 +250,9 @@ NORMS: dict[str, tuple[nn.Module, Callable[[Any, Any], Any]]] = {
     ),
     "F.batch_norm": (
         cases.settled(nn.BatchNorm1d(3)).eval(),
-        lambda x, m: F.batch_norm(x, m.running_mean, m.running_var, m.weight, m.bias, m.training, m.momentum, m.eps),
+        lambda x, m: F.batch_norm(
+            x, m.running_mean, m.running_var, m.weight, m.bias, m.training, m.momentum, m.eps
+        ),
     ),
     "F.batch_norm in training": (
         cases.settled(nn.BatchNorm1d(3)),
@@ -245,7 +274,9 @@ def test_normalising_functions_are_their_layers(name: str, method: vp.Method) ->
     ours, theirs = method(Function(lambda x: function(x, again)), x), method(layer, x)
     torch.testing.assert_close((ours.mean, ours.var), (theirs.mean, theirs.var))
     if getattr(layer, "running_var", None) is not None:
-        torch.testing.assert_close((again.running_mean, again.running_var), (layer.running_mean, layer.running_var))
+        torch.testing.assert_close(
+            (again.running_mean, again.running_var), (layer.running_mean, layer.running_var)
+        )
 
 
 NEAR: dict[str, tuple[Callable[[Any], Any], float, float]] = {
@@ -254,9 +285,15 @@ NEAR: dict[str, tuple[Callable[[Any], Any], float, float]] = {
     "F.layer_norm": (lambda x: F.layer_norm(x, (16,)), 0.03, 0.08),
     "amax of many": (lambda x: x.amax(-1), 0.03, 0.2),
     "attention": (lambda x: F.scaled_dot_product_attention(x[0], x[1], x[2]), 0.05, 0.1),
-    "attention that is causal": (lambda x: F.scaled_dot_product_attention(x[0], x[1], x[2], is_causal=True, scale=0.3), 0.05, 0.1),
+    "attention that is causal": (
+        lambda x: F.scaled_dot_product_attention(x[0], x[1], x[2], is_causal=True, scale=0.3),
+        0.05,
+        0.1,
+    ),
     "attention to some": (
-        lambda x: F.scaled_dot_product_attention(x[0], x[1], x[2], attn_mask=torch.eye(12, dtype=torch.bool).roll(3, 1)),
+        lambda x: F.scaled_dot_product_attention(
+            x[0], x[1], x[2], attn_mask=torch.eye(12, dtype=torch.bool).roll(3, 1)
+        ),
         0.05,
         0.1,
     ),
@@ -281,7 +318,10 @@ def test_approximate_functions_are_near_to_sampling(name: str) -> None:
 
 
 def test_maxima_by_each_method() -> None:
-    a, b = Gaussian(torch.tensor([1.0]), torch.tensor([0.5])), Gaussian(torch.tensor([0.5]), torch.tensor([2.0]))
+    a, b = (
+        Gaussian(torch.tensor([1.0]), torch.tensor([0.5])),
+        Gaussian(torch.tensor([0.5]), torch.tensor([2.0])),
+    )
 
     class Larger(nn.Module):
         def forward(self, a: Tensor, b: Tensor) -> Tensor:
@@ -294,7 +334,9 @@ def test_maxima_by_each_method() -> None:
     assert dvi.mean.item() == pytest.approx(samples.mean().item(), abs=0.02)
     assert cvbp.var.item() == pytest.approx((samples - 1.0).square().mean().item(), abs=0.04)
     rows = vp.summary(
-        nn.Sequential(nn.Linear(2, 2), Function(lambda x: torch.max(x, 2 * x))), vp.DVI, Gaussian(torch.ones(1, 2), torch.ones(1, 2))
+        nn.Sequential(nn.Linear(2, 2), Function(lambda x: torch.max(x, 2 * x))),
+        vp.DVI,
+        Gaussian(torch.ones(1, 2), torch.ones(1, 2)),
     )
     assert [str(row.kind) for row in rows.operations] == ["exact (Eq. 1)", "exact (Eq. 3)", "independent"]
 
@@ -303,7 +345,10 @@ def test_maxima_by_each_method() -> None:
 def test_the_summary_says_of_a_function_what_it_says_of_its_layer(name: str) -> None:
     layer, function = NORMS[name]
     x = Gaussian(torch.randn(2, 3, 4), torch.rand(2, 3, 4))
-    ours, theirs = vp.summary(Function(lambda x: function(x, layer)), vp.DVI, x), vp.summary(nn.Sequential(layer), vp.DVI, x)
+    ours, theirs = (
+        vp.summary(Function(lambda x: function(x, layer)), vp.DVI, x),
+        vp.summary(nn.Sequential(layer), vp.DVI, x),
+    )
     assert ours.operations[0].kind == theirs.operations[0].kind
 
 
@@ -331,7 +376,9 @@ def test_functions_compile() -> None:
     layer = cases.scaled(nn.BatchNorm2d(3)).eval()
 
     def forward(x: Any) -> Any:
-        x = F.batch_norm(F.prelu(x, layer.weight), layer.running_mean, layer.running_var, layer.weight, layer.bias)
+        x = F.batch_norm(
+            F.prelu(x, layer.weight), layer.running_mean, layer.running_var, layer.weight, layer.bias
+        )
         x = F.layer_norm(x.clamp(min=0.1), (4,)).masked_fill(x.new_zeros(4) > 0, 1.0)
         x = F.scaled_dot_product_attention(x, x, torch.maximum(x, 2 * x))
         return torch.einsum("bcij,kj->bcik", x, torch.ones(2, 4)).max(-1).values

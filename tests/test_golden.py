@@ -9,8 +9,8 @@ from scipy import integrate, stats
 from torch import nn
 
 import varprop as vp
-from varprop import functional as fn
 from varprop import likelihoods, priors
+from varprop import moments as fn
 from varprop.posterior import Posterior, Scales
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -63,7 +63,9 @@ def test_softmax():
     softmax = likelihoods.Categorical("delta")
     log_prob = softmax.expected_log_prob(f, torch.tensor([0])).item()
     assert 1.0 - log_prob == pytest.approx(1.6064269458, abs=1e-10)
-    assert softmax.predictive(f).probs[0].tolist() == pytest.approx([0.56374885, 0.16883487, 0.26741627], abs=1e-8)
+    assert softmax.predictive(f).probs[0].tolist() == pytest.approx(
+        [0.56374885, 0.16883487, 0.26741627], abs=1e-8
+    )
 
 
 def test_heteroscedastic_normal():
@@ -72,7 +74,9 @@ def test_heteroscedastic_normal():
     weights = weights / weights.sum()
     a, b = m + math.sqrt(v) * nodes[:, None], log + math.sqrt(log_v) * nodes
     expected = weights @ stats.norm.logpdf(y, a, np.exp(b / 2)) @ weights
-    assert expected == pytest.approx(-0.5 * (math.log(2 * math.pi) + 0.4 + math.exp(-0.4 + 0.045) * 1.25), abs=1e-9)
+    assert expected == pytest.approx(
+        -0.5 * (math.log(2 * math.pi) + 0.4 + math.exp(-0.4 + 0.045) * 1.25), abs=1e-9
+    )
     f = vp.Gaussian(tensor(m, log).unsqueeze(0), tensor(v, log_v).unsqueeze(0))
     ours = likelihoods.HeteroscedasticNormal().expected_log_prob(f, torch.tensor([[y]]))
     assert ours.item() == pytest.approx(expected, abs=1e-9)
@@ -92,14 +96,18 @@ def test_weight_divergence(prior, mean, logvar, value):
     assert prior.kl(Posterior(tensor(mean), tensor(logvar))).item() == pytest.approx(value, abs=2e-8)
 
 
-@pytest.mark.parametrize(("row", "value"), [(0, 1.1102930464), (1, 0.6664091937)], ids=["Gamma", "InverseGamma"])
+@pytest.mark.parametrize(
+    ("row", "value"), [(0, 1.1102930464), (1, 0.6664091937)], ids=["Gamma", "InverseGamma"]
+)
 def test_divergence_of_a_lognormal_scale(row, value):
     """One scale moved from LN(0, 1) to LN(0.3, 0.4) changes the whole divergence by the difference of its own."""
     q, prior = Scales(1, logvar=0.0), priors.Horseshoe()
     before = prior.kl(Posterior(tensor(0.0), tensor(0.0), q)).item()
     q.group_mean.data[row], q.group_logvar.data[row] = 0.3, math.log(0.4)
     after = prior.kl(Posterior(tensor(0.0), tensor(0.0), q)).item()
-    at_start = math.exp(0.5) - 0.5 * (math.log(2) + 1)  # LN(0, 1) || Gamma(1/2, 1) and || InverseGamma(1/2, 1)
+    at_start = math.exp(0.5) - 0.5 * (
+        math.log(2) + 1
+    )  # LN(0, 1) || Gamma(1/2, 1) and || InverseGamma(1/2, 1)
     assert after - before + at_start == pytest.approx(value, abs=1e-9)
 
 
@@ -109,25 +117,40 @@ def test_empirical_bayes_optimum():
     s, n, a, b, total = 57 / 504, 500, 1.0, 10.0, 37.0
     kl = 0.5 * (n * math.log(s) + total / s - n - n * math.log(0.04))
     hyper = -a * math.log(b) + math.lgamma(a) + (a + 1) * math.log(s) + b / s
-    assert priors.EmpiricalBayes((a, b)).kl(Posterior(mean, logvar)).item() == pytest.approx(kl + hyper, rel=1e-10)
+    assert priors.EmpiricalBayes((a, b)).kl(Posterior(mean, logvar)).item() == pytest.approx(
+        kl + hyper, rel=1e-10
+    )
 
 
 def test_probit():
     f = gaussian(0.4, 0.8)
     assert likelihoods.Bernoulli().predictive(f).probs.item() == pytest.approx(0.6172027580, abs=1e-10)
-    assert likelihoods.Bernoulli("paper").expected_log_prob(f, tensor(1.0)).item() == pytest.approx(-0.8920835348, abs=1e-10)
+    assert likelihoods.Bernoulli("paper").expected_log_prob(f, tensor(1.0)).item() == pytest.approx(
+        -0.8920835348, abs=1e-10
+    )
 
 
 @pytest.mark.parametrize(
     ("slope", "m", "s", "value"),
-    [(1.0, 0.0, 1.0, 0.112912), (10.0, 0.3, 0.3, 0.331989), (100.0, 0.0, 0.1, 3.361166), (100.0, 0.05, 0.1, 2.028673)],
+    [
+        (1.0, 0.0, 1.0, 0.112912),
+        (10.0, 0.3, 0.3, 0.331989),
+        (100.0, 0.0, 0.1, 3.361166),
+        (100.0, 0.05, 0.1, 2.028673),
+    ],
 )
 def test_gate_divergence(slope, m, s, value):
     assert fn.gate_kl(gaussian(m, s**2), slope).item() == pytest.approx(value, abs=1.1e-6)
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [((0.3, 0.5), (-0.2, 1.1)), ((0.0, 1.0), (0.0, 1.0)), ((-1.0, 0.2), (2.0, 0.7)), ((1.0, 0.0), (0.5, 0.4))]
+    ("a", "b"),
+    [
+        ((0.3, 0.5), (-0.2, 1.1)),
+        ((0.0, 1.0), (0.0, 1.0)),
+        ((-1.0, 0.2), (2.0, 0.7)),
+        ((1.0, 0.0), (0.5, 0.4)),
+    ],
 )
 def test_clark_maximum_of_independent_normals(a, b):
     """E max^k = ∫ y^k d(F_a F_b), by quadrature of the tails."""

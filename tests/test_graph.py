@@ -20,7 +20,17 @@ from varprop import Gaussian
 from varprop.methods.graph import GRAPHS
 from varprop.methods.network import walk
 
-from .networks import BasicBlock, Branching, DenseBlock, Function, Residual, ResNet, SqueezeExcite, Twice, UNet
+from .networks import (
+    BasicBlock,
+    Branching,
+    DenseBlock,
+    Function,
+    Residual,
+    ResNet,
+    SqueezeExcite,
+    Twice,
+    UNet,
+)
 from .sampling import assert_agrees, difference, draws
 
 VBP, DVI, SAMPLED = vp.VBP, vp.DVI, vp.LOCAL_REPARAM
@@ -35,7 +45,10 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "dense block": (DenseBlock, (2, 3, 5, 5)),
     "squeeze and excite": (SqueezeExcite, (2, 3, 5, 5)),
     "unet": (UNet, (2, 3, 6, 6)),
-    "inside a sequential": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Sequential(Residual(4), nn.ReLU()), nn.Linear(4, 2)), (5, 3)),
+    "inside a sequential": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Sequential(Residual(4), nn.ReLU()), nn.Linear(4, 2)),
+        (5, 3),
+    ),
     "used twice": (Twice, (5, 4)),
 }
 every_net = pytest.mark.parametrize("name", NETS)
@@ -77,7 +90,11 @@ def test_without_variance_the_network_itself_remains(name: str, method: vp.Metho
 def test_every_method_takes_the_network(name: str) -> None:
     net, x = build(name)
     expected = net(x)
-    if name in ("resnet", "dense block", "unet"):  # in others there is a smooth function, whose mean is not that of the mean
+    if name in (
+        "resnet",
+        "dense block",
+        "unet",
+    ):  # in others there is a smooth function, whose mean is not that of the mean
         torch.testing.assert_close(VBP(net, x).mean, expected)
     torch.testing.assert_close(vp.DETERMINISTIC(net, x), expected)
     first, second = SAMPLED(net, x), SAMPLED(net, x)
@@ -108,7 +125,9 @@ def test_a_network_may_have_several_inputs_options_and_outputs() -> None:
             super().__init__()
             self.fc = nn.Linear(3, 3)
 
-        def forward(self, x: Tensor, other: Tensor | None = None, *, twice: bool = False) -> dict[str, Tensor]:
+        def forward(
+            self, x: Tensor, other: Tensor | None = None, *, twice: bool = False
+        ) -> dict[str, Tensor]:
             h = self.fc(x)
             if other is not None:
                 h = h + other
@@ -230,7 +249,10 @@ def test_sums_of_dense_paths_agree_with_sampling(name: str) -> None:
     assert_agrees(vp.DVI, net, x)
     if name not in ("x + dropout(1 - x)", "x - x"):
         assert difference(
-            (vp.DVI | INDEPENDENT | {torch.sub: INDEPENDENT[operator.sub], "add": INDEPENDENT[operator.add]})(net, x), draws(net, x)
+            (vp.DVI | INDEPENDENT | {torch.sub: INDEPENDENT[operator.sub], "add": INDEPENDENT[operator.add]})(
+                net, x
+            ),
+            draws(net, x),
         )
 
 
@@ -267,7 +289,11 @@ BLOCKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], tuple[
     "over time": (lambda: nn.Linear(4, 6), lambda: nn.Linear(6, 4), (2, 3, 4)),
     "conv1d": (lambda: nn.Conv1d(2, 4, 3, padding=1), lambda: nn.Conv1d(4, 2, 3, padding=1), (2, 2, 5)),
     "conv2d": (lambda: nn.Conv2d(2, 4, 3, padding=1), lambda: nn.Conv2d(4, 2, 3, padding=1), (1, 2, 4, 5)),
-    "conv2d of two sizes": (lambda: nn.Conv2d(2, 4, (1, 5), padding="same"), lambda: nn.Conv2d(4, 2, 3, padding=1), (1, 2, 4, 5)),
+    "conv2d of two sizes": (
+        lambda: nn.Conv2d(2, 4, (1, 5), padding="same"),
+        lambda: nn.Conv2d(4, 2, 3, padding=1),
+        (1, 2, 4, 5),
+    ),
 }
 
 
@@ -298,21 +324,25 @@ def test_slopes_are_covariances_over_variances(method: vp.Method) -> None:
     """Of a gate drawn apart from its input, and of the unit itself."""
     x = Gaussian(torch.tensor([-1.0, -0.2, 0.3, 1.5]).double(), torch.tensor([0.5, 1.0, 1.0, 0.3]).double())
     values = x.sample((200_000,), torch.Generator().manual_seed(0))
-    for pieces in (vp.functional.RELU, vp.functional.Piecewise((-0.5, 0.5), (0.0, 1.0, 0.2))):
+    for pieces in (vp.moments.RELU, vp.moments.Piecewise((-0.5, 0.5), (0.0, 1.0, 0.2))):
         if method.slope is None:
             out = pieces(values)
         else:
-            odds = torch.stack([torch.zeros_like(x.mean), *(x.mean - knot for knot in pieces.knots)]).cumsum(0)
+            odds = torch.stack([torch.zeros_like(x.mean), *(x.mean - knot for knot in pieces.knots)]).cumsum(
+                0
+            )
             chances = (min(method.slope, 1e9) * odds).softmax(0).movedim(0, -1)
             piece = torch.distributions.Categorical(probs=chances).sample((len(values),))
             out = pieces.lines(values).gather(0, piece.unsqueeze(0)).squeeze(0)
         sampled = ((out - out.mean(0)) * (values - x.mean)).mean(0) / x.var
-        torch.testing.assert_close(vp.functional.slope(x, pieces, method.slope), sampled, atol=0.03, rtol=0)
+        torch.testing.assert_close(vp.moments.slope(x, pieces, method.slope), sampled, atol=0.03, rtol=0)
 
 
 def test_the_slope_of_a_smooth_function_is_its_derivative_where_nothing_varies() -> None:
     x = Gaussian(torch.linspace(-2, 2, 9), torch.zeros(9))
-    torch.testing.assert_close(vp.functional.smooth_slope(torch.tanh, x), 1 - torch.tanh(x.mean) ** 2, atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        vp.moments.smooth_slope(torch.tanh, x), 1 - torch.tanh(x.mean) ** 2, atol=1e-3, rtol=0
+    )
 
 
 def test_paths_without_a_formula_stay_independent_and_the_summary_says_so() -> None:
@@ -336,13 +366,23 @@ def test_a_layer_on_both_sides_shares_its_weights_which_the_formula_does_not_kno
     net = vp.variational(Sum(lambda net, x: net.a(x) + net.a(x)))
     x = Gaussian(torch.randn(3, 4), torch.rand(3, 4))
     torch.testing.assert_close(vp.VBP(net, x).var, 2 * vp.VBP(net.a, x).var)
-    assert [row.kind.word for row in vp.summary(net, vp.VBP, x).operations] == ["exact", "exact", "independent"]
+    assert [row.kind.word for row in vp.summary(net, vp.VBP, x).operations] == [
+        "exact",
+        "exact",
+        "independent",
+    ]
 
 
 def test_branches_of_a_certain_input_are_independent_in_truth() -> None:
     net, x = vp.variational(Sum(DENSE["V x + W x"]), logvar=-2.0), torch.randn(3, 4)
     assert_agrees(vp.DVI, net, x)
-    assert [row.kind.word for row in vp.summary(net, vp.DVI, x).operations] == ["exact", "exact", "plain", "exact", "exact"]
+    assert [row.kind.word for row in vp.summary(net, vp.DVI, x).operations] == [
+        "exact",
+        "exact",
+        "plain",
+        "exact",
+        "exact",
+    ]
 
 
 def test_the_variance_of_a_sum_is_never_negative() -> None:
@@ -372,7 +412,8 @@ class Sorted(nn.Module):
 def test_a_function_without_a_rule_is_named_with_its_place_and_the_line_that_helps() -> None:
     net = vp.variational(Sorted())
     with pytest.raises(
-        vp.NoRuleError, match=r"(?s)VBP has no rule for .*sort; add one with `method \| \{.*sort: rule\}`.*`inner` of Sorted"
+        vp.NoRuleError,
+        match=r"(?s)VBP has no rule for .*sort; add one with `method \| \{.*sort: rule\}`.*`inner` of Sorted",
     ):
         vp.VBP(net, torch.ones(1, 4))
     method = vp.VBP | {torch.sort: lambda method, sort, x: x}
@@ -382,13 +423,16 @@ def test_a_function_without_a_rule_is_named_with_its_place_and_the_line_that_hel
 def test_a_layer_without_a_rule_is_named_with_its_place() -> None:
     net, x = build("resnet")
     with pytest.raises(vp.NoRuleError, match=r"(?s)no rule for torch\..*BatchNorm2d; .*`bn1` of ResNet"):
-        vp.Method("BARE", {key: rule for key, rule in vp.VBP.rules.items() if key is not nn.BatchNorm2d})(net, x)
+        vp.Method("BARE", {key: rule for key, rule in vp.VBP.rules.items() if key is not nn.BatchNorm2d})(
+            net, x
+        )
 
 
 def test_control_flow_is_refused_with_the_rule_that_helps() -> None:
     net = vp.variational(nn.Sequential(nn.Linear(4, 4), Branching()))
     with pytest.raises(
-        vp.NoRuleError, match=r"(?s)cannot take the graph of .*networks\.Branching .*method\(block\.fc, x\).*\{Branching: rule\}"
+        vp.NoRuleError,
+        match=r"(?s)cannot take the graph of .*networks\.Branching .*method\(block\.fc, x\).*\{Branching: rule\}",
     ):
         vp.VBP(net, torch.ones(1, 4))
     method = vp.VBP | {Branching: lambda method, block, x: method(block.fc, x)}
@@ -457,7 +501,9 @@ def test_a_first_pass_inside_functional_call_leaves_no_values_in_the_graph() -> 
         def forward(self, x: Tensor) -> Tensor:
             return vp.VBP(self.net, x).mean
 
-    assert not torch.func.functional_call(Bound(), {f"net.{name}": value for name, value in zeros.items()}, (x,)).any()
+    assert not torch.func.functional_call(
+        Bound(), {f"net.{name}": value for name, value in zeros.items()}, (x,)
+    ).any()
     torch.testing.assert_close(vp.VBP(net, x).mean, net(x), rtol=1e-2, atol=1e-3)  # tanh is smooth
 
 
@@ -474,7 +520,9 @@ def test_export(strict: bool) -> None:
             f = vp.VBP(self.net, x)
             return f.mean, f.var
 
-    program = torch.export.export(Moments(), (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=strict)
+    program = torch.export.export(
+        Moments(), (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=strict
+    )
     x = torch.randn(5, 3)
     mean, var = program.module()(x)
     torch.testing.assert_close(mean, vp.VBP(net, x).mean)
@@ -498,7 +546,10 @@ def small_resnet(*depths: int) -> tuple[nn.Module, Tensor]:
 
 def test_a_compiled_objective_equals_the_eager_one() -> None:
     net, x = small_resnet(1)
-    elbo, y = vp.ELBO(net, VBP, vp.likelihoods.Categorical(), vp.priors.Normal(), n_data=2), torch.tensor([0, 3])
+    elbo, y = (
+        vp.ELBO(net, VBP, vp.likelihoods.Categorical(), vp.priors.Normal(), n_data=2),
+        torch.tensor([0, 3]),
+    )
     torch.compiler.reset()
     loss = torch.compile(elbo, fullgraph=True, backend="aot_eager")(x, y)
     torch.testing.assert_close(loss, elbo(x, y))

@@ -26,7 +26,9 @@ def expectation(g, f: vp.Gaussian, nodes: int = 45) -> Tensor:
 
 def output(*shape: int, scale: float = 1.0, seed: int = 0) -> vp.Gaussian:
     generator = torch.Generator().manual_seed(seed)
-    return vp.Gaussian(torch.randn(shape, generator=generator), scale * torch.rand(shape, generator=generator))
+    return vp.Gaussian(
+        torch.randn(shape, generator=generator), scale * torch.rand(shape, generator=generator)
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- Normal
@@ -40,7 +42,9 @@ def test_normal_is_the_expectation_of_the_log_density(outputs):
         likelihood.update(torch.tensor([0.3, 1.0, 2.0]))
     expected = expectation(lambda a: dist.Normal(a, likelihood.precision**-0.5).log_prob(y), f, nodes=20)
     torch.testing.assert_close(likelihood.expected_log_prob(f, y), expected)
-    torch.testing.assert_close(likelihood.log_prob(f.mean, y), dist.Normal(f.mean, likelihood.precision**-0.5).log_prob(y))
+    torch.testing.assert_close(
+        likelihood.log_prob(f.mean, y), dist.Normal(f.mean, likelihood.precision**-0.5).log_prob(y)
+    )
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -49,7 +53,9 @@ def test_normal_update_is_the_optimum_of_the_precision(outputs):
     likelihood = likelihoods.Normal(outputs=outputs)
     likelihood.update(likelihood.statistic(f, y))
     square = (y - f.mean) ** 2 + f.var
-    torch.testing.assert_close(1 / likelihood.precision, square.mean(0) if outputs == 2 else square.mean().view(1))
+    torch.testing.assert_close(
+        1 / likelihood.precision, square.mean(0) if outputs == 2 else square.mean().view(1)
+    )
     likelihood.precision = likelihood.precision.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(likelihood.expected_log_prob(f, y).sum(), likelihood.precision)
     torch.testing.assert_close(gradient, torch.zeros(outputs), rtol=0, atol=1e-9)
@@ -86,7 +92,9 @@ def test_heteroscedastic_is_the_expectation_of_the_log_density():
 def test_heteroscedastic_takes_means_first_and_then_log_variances():
     f, y = output(5, 4), torch.randn(5, 2)
     likelihood = likelihoods.HeteroscedasticNormal()
-    torch.testing.assert_close(likelihood.log_prob(f.mean, y), dist.Normal(f.mean[:, :2], torch.exp(f.mean[:, 2:] / 2)).log_prob(y))
+    torch.testing.assert_close(
+        likelihood.log_prob(f.mean, y), dist.Normal(f.mean[:, :2], torch.exp(f.mean[:, 2:] / 2)).log_prob(y)
+    )
     p = likelihood.predictive(f)
     torch.testing.assert_close(p.mean, f.mean[:, :2])
     torch.testing.assert_close(p.epistemic, f.var[:, :2])
@@ -128,12 +136,16 @@ def test_categorical_expectation_of_a_map_of_classes():
     value = likelihoods.Categorical().expected_log_prob(f, y)
     assert value.shape == (2, 4, 5)
     column = f.map(lambda t: t[:, :, 1, 2])
-    torch.testing.assert_close(value[:, 1, 2], likelihoods.Categorical().expected_log_prob(column, y[:, 1, 2]))
+    torch.testing.assert_close(
+        value[:, 1, 2], likelihoods.Categorical().expected_log_prob(column, y[:, 1, 2])
+    )
 
 
 def test_categorical_log_prob_is_the_categorical_of_torch():
     f, y = torch.randn(6, 4), torch.randint(4, (6,))
-    torch.testing.assert_close(likelihoods.Categorical().log_prob(f, y), dist.Categorical(logits=f).log_prob(y))
+    torch.testing.assert_close(
+        likelihoods.Categorical().log_prob(f, y), dist.Categorical(logits=f).log_prob(y)
+    )
 
 
 def test_categorical_refuses_what_it_does_not_know():
@@ -156,7 +168,9 @@ def exact_probit(f: vp.Gaussian, y: Tensor, k: float = 1.0) -> Tensor:
 def test_probit_quadrature(kind):
     f, y = output(40, 1, scale=4.0), (torch.arange(40) % 2).view(40, 1).double()
     torch.testing.assert_close(kind().expected_log_prob(f, y), exact_probit(f, y), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(kind().log_prob(f.mean, y), dist.Normal(0.0, 1.0).cdf((2 * y - 1) * f.mean).log())
+    torch.testing.assert_close(
+        kind().log_prob(f.mean, y), dist.Normal(0.0, 1.0).cdf((2 * y - 1) * f.mean).log()
+    )
 
 
 def test_probit_bounds_lie_below_in_their_order():
@@ -175,10 +189,14 @@ def test_papers_bound_is_the_integral_over_the_latent_margin():
     m, v = 0.4, 0.8
     grid = torch.linspace(-14, 14, 20_001)
     for t in (-1.0, 1.0):
-        inside = torch.special.ndtr(t * grid) * torch.exp(-0.5 * (math.log(2 * math.pi) + (grid - m) ** 2 + v))
+        inside = torch.special.ndtr(t * grid) * torch.exp(
+            -0.5 * (math.log(2 * math.pi) + (grid - m) ** 2 + v)
+        )
         expected = torch.trapezoid(inside, grid).log().item()
         f, y = vp.Gaussian(torch.tensor([[m]]), torch.tensor([[v]])), torch.tensor([[(t + 1) / 2]])
-        assert likelihoods.Bernoulli("paper").expected_log_prob(f, y).item() == pytest.approx(expected, abs=1e-9)
+        assert likelihoods.Bernoulli("paper").expected_log_prob(f, y).item() == pytest.approx(
+            expected, abs=1e-9
+        )
 
 
 def test_probit_refuses_what_it_does_not_know():
@@ -230,7 +248,9 @@ def test_without_variance_the_expectation_is_the_log_likelihood(name):
     likelihood, outputs, y = ALL[name]
     m = torch.randn(4, outputs)
     y = y.to(m) if y.is_floating_point() else y
-    torch.testing.assert_close(likelihood.expected_log_prob(vp.Gaussian(m, torch.zeros_like(m)), y), likelihood.log_prob(m, y))
+    torch.testing.assert_close(
+        likelihood.expected_log_prob(vp.Gaussian(m, torch.zeros_like(m)), y), likelihood.log_prob(m, y)
+    )
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -26,8 +26,14 @@ by_name = {"ids": lambda method: method.name}
 
 def each_rule(chosen: list[Case]) -> dict[str, object]:
     """Arguments of `pytest.mark.parametrize`: the cases with every method where it matters by which, and else with one."""
-    pairs = [(case, method) for case in chosen for method in (MOMENT_METHODS if case in OWN_ROWS else [vp.DVI])]
-    return {"argnames": ("case", "method"), "argvalues": pairs, "ids": [f"{case.name}-{method.name}" for case, method in pairs]}
+    pairs = [
+        (case, method) for case in chosen for method in (MOMENT_METHODS if case in OWN_ROWS else [vp.DVI])
+    ]
+    return {
+        "argnames": ("case", "method"),
+        "argvalues": pairs,
+        "ids": [f"{case.name}-{method.name}" for case, method in pairs],
+    }
 
 
 def close(a: Gaussian, b: Gaussian, **tolerance: float) -> None:
@@ -49,7 +55,9 @@ def test_approximations_are_as_near_to_sampling_as_stated(case: Case) -> None:
     module, x = case.build()
     real = copy.deepcopy(module)
     for layer in real.modules():
-        if isinstance(layer, nn.modules.batchnorm._NormBase):  # drawing under vmap cannot move running statistics
+        if isinstance(
+            layer, nn.modules.batchnorm._NormBase
+        ):  # drawing under vmap cannot move running statistics
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = None
     mean, var = (value for value, _ in moments(draws(real, x)))
@@ -91,10 +99,16 @@ def test_gates_agree_with_sampling_of_independent_gates(case: Case, slope: float
     values = x.sample((n,))
     odds = torch.stack([torch.zeros_like(x.mean), *(x.mean - knot for knot in pieces.knots)]).cumsum(0)
     chances = (
-        (slope * odds).softmax(0) if slope < float("inf") else nn.functional.one_hot(odds.argmax(0), len(odds)).movedim(-1, 0).double()
+        (slope * odds).softmax(0)
+        if slope < float("inf")
+        else nn.functional.one_hot(odds.argmax(0), len(odds)).movedim(-1, 0).double()
     )
     piece = torch.distributions.Categorical(probs=chances.movedim(0, -1)).sample((n,))
-    samples = torch.stack([_line(module, values, k, len(odds)) for k in range(len(odds))]).gather(0, piece.unsqueeze(0)).squeeze(0)
+    samples = (
+        torch.stack([_line(module, values, k, len(odds)) for k in range(len(odds))])
+        .gather(0, piece.unsqueeze(0))
+        .squeeze(0)
+    )
     assert not (wrong := difference(vp.vbp(slope)(module, x), samples.detach())), wrong
 
 
@@ -112,7 +126,9 @@ def _line(module: nn.Module, x: torch.Tensor, k: int, n: int) -> torch.Tensor:
 def test_local_reparametrisation_has_the_layers_moments(case: Case) -> None:
     module, x = case.build()
     with torch.no_grad():
-        samples = torch.vmap(lambda _: vp.LOCAL_REPARAM(module, x.mean), randomness="different")(torch.zeros(10_000))
+        samples = torch.vmap(lambda _: vp.LOCAL_REPARAM(module, x.mean), randomness="different")(
+            torch.zeros(10_000)
+        )
     assert not (wrong := difference(vp.VBP(module, x.mean), samples)), wrong
 
 
@@ -133,13 +149,17 @@ def test_adaptive_max_pooling_is_max_pooling_where_windows_are_of_one_size(metho
         method(nn.AdaptiveMaxPool2d((4, 1)), x)
 
 
-@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.MaxPool2d(2, 1, dilation=2)])
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.MaxPool2d(2, 1, dilation=2)]
+)
 def test_max_pooling_of_vbp_picks_the_variance_where_torch_finds_the_maximum(pool: nn.MaxPool2d) -> None:
     x = Gaussian(torch.randn(2, 3, 7, 7), torch.rand(2, 3, 7, 7))
     tagged = {(m.item(), v.item()) for m, v in zip(x.mean.flatten(), x.var.flatten(), strict=True)}
     out = vp.VBP(pool, x)
     torch.testing.assert_close(out.mean, pool(x.mean))
-    assert all((m.item(), v.item()) in tagged for m, v in zip(out.mean.flatten(), out.var.flatten(), strict=True))
+    assert all(
+        (m.item(), v.item()) in tagged for m, v in zip(out.mean.flatten(), out.var.flatten(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("method", MOMENT_METHODS, **by_name)
@@ -177,7 +197,17 @@ def test_a_certain_input_stays_a_tensor_where_no_weight_is_random(case: Case, me
 def test_extreme_values_stay_finite_in_value_and_gradient(case: Case, method: vp.Method) -> None:
     module, _ = case.build(torch.float32)
     module = copy.deepcopy(module)
-    for mean, var in [(0.0, 0.0), (0.0, 1e-38), (1e4, 0.0), (-1e4, 1e-30), (-1e4, 1e8), (30.0, 1e-6), (1e4, 1e4), (-6.0, 1.0), (0.0, 1e8)]:
+    for mean, var in [
+        (0.0, 0.0),
+        (0.0, 1e-38),
+        (1e4, 0.0),
+        (-1e4, 1e-30),
+        (-1e4, 1e8),
+        (30.0, 1e-6),
+        (1e4, 1e4),
+        (-6.0, 1.0),
+        (0.0, 1e8),
+    ]:
         m = torch.full(case.shape, mean, requires_grad=True)
         v = torch.full(case.shape, var, requires_grad=True)
         out = method(module, Gaussian(m, v))
@@ -193,7 +223,9 @@ def test_extreme_values_stay_finite_in_value_and_gradient(case: Case, method: vp
 def test_gradients_are_those_of_finite_differences(case: Case, method: vp.Method) -> None:
     module, x = case.build()
     leaves = [t.detach().requires_grad_() for t in (x.mean, x.var)]
-    torch.autograd.gradcheck(lambda m, v: (lambda g: (g.mean, g.var))(method(module, Gaussian.of(m, v))), leaves, fast_mode=True)
+    torch.autograd.gradcheck(
+        lambda m, v: (lambda g: (g.mean, g.var))(method(module, Gaussian.of(m, v))), leaves, fast_mode=True
+    )
 
 
 @pytest.mark.parametrize(**each_rule(cases.ALL))
@@ -207,7 +239,9 @@ def test_float32_is_close_to_float64(case: Case, method: vp.Method) -> None:
 def test_compiled_without_a_break_equals_eager(case: Case, method: vp.Method) -> None:
     module, x = case.build()
     torch.compiler.reset()
-    compiled = torch.compile(lambda m, v: method(module, Gaussian.of(m, v)), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda m, v: method(module, Gaussian.of(m, v)), fullgraph=True, backend="aot_eager"
+    )
     with torch.no_grad():
         close(compiled(x.mean, x.var), method(module, x))
 
@@ -225,8 +259,14 @@ def convolutions(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
     channels = [groups * draw(st.integers(1, 2)) for _ in range(2)]
     kernel, stride, dilation = (draw(st.tuples(*[st.integers(1, 3)] * n)) for _ in range(3))
     padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
-    module = kind(*channels, kernel, stride, padding, groups=groups, dilation=dilation, bias=draw(st.booleans()))
-    return module, (2, channels[0], *(d * (k - 1) + draw(st.integers(1, 4)) for k, d in zip(kernel, dilation, strict=True)))
+    module = kind(
+        *channels, kernel, stride, padding, groups=groups, dilation=dilation, bias=draw(st.booleans())
+    )
+    return module, (
+        2,
+        channels[0],
+        *(d * (k - 1) + draw(st.integers(1, 4)) for k, d in zip(kernel, dilation, strict=True)),
+    )
 
 
 @st.composite
@@ -239,13 +279,17 @@ def pools(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
     if draw(st.booleans()):
         module = getattr(nn, f"MaxPool{n}d")(kernel, stride, padding, **options)
     else:
-        module = getattr(nn, f"AvgPool{n}d")(kernel, stride, padding, count_include_pad=draw(st.booleans()), **options)
+        module = getattr(nn, f"AvgPool{n}d")(
+            kernel, stride, padding, count_include_pad=draw(st.booleans()), **options
+        )
     return module, (2, 2, *(k + draw(st.integers(0, 5)) for k in kernel))
 
 
 @settings(deadline=None, max_examples=60)
 @given(case=st.one_of(convolutions(), pools()))
-def test_the_mean_of_vbp_is_the_layer_itself_whatever_its_options(case: tuple[nn.Module, tuple[int, ...]]) -> None:
+def test_the_mean_of_vbp_is_the_layer_itself_whatever_its_options(
+    case: tuple[nn.Module, tuple[int, ...]],
+) -> None:
     module, shape = case
     if isinstance(module, vp.posterior.RANDOM_LAYERS):
         vp.variational(module)
@@ -268,7 +312,9 @@ class Double(nn.Module):
 
 
 def test_an_unknown_module_is_named_with_the_method_and_the_line_that_helps() -> None:
-    with pytest.raises(vp.NoRuleError, match=r"VBP has no rule for torch\..*\.LPPool1d; .*`method \| \{LPPool1d: rule\}`"):
+    with pytest.raises(
+        vp.NoRuleError, match=r"VBP has no rule for torch\..*\.LPPool1d; .*`method \| \{LPPool1d: rule\}`"
+    ):
         vp.VBP(nn.Sequential(nn.LPPool1d(2, 2)), Gaussian(torch.ones(1, 1, 4), torch.ones(1, 1, 4)))
 
 
@@ -291,7 +337,7 @@ def test_a_subclass_that_keeps_forward_keeps_the_rule_and_one_that_changes_it_is
     other.load_state_dict(same.state_dict())
     f = vp.VBP(same, torch.ones(1, 2))
     assert isinstance(f, Gaussian)
-    close(vp.VBP(other, torch.ones(1, 2)), vp.functional.square(f))
+    close(vp.VBP(other, torch.ones(1, 2)), vp.moments.square(f))
 
 
 def test_sampling_methods_refuse_random_weights_that_they_would_not_see() -> None:
@@ -329,5 +375,7 @@ def test_methods_pickle(method: vp.Method) -> None:
     first = method(net, x)
     torch.manual_seed(0)
     second = again(net, x)
-    pairs = zip(*((f.mean, f.var) if isinstance(f, Gaussian) else (f, f) for f in (first, second)), strict=True)
+    pairs = zip(
+        *((f.mean, f.var) if isinstance(f, Gaussian) else (f, f) for f in (first, second)), strict=True
+    )
     assert all(torch.equal(a, b) for a, b in pairs)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from varprop.metrics import coverage, crps, ece, log_likelihood, rmse
+from varprop.inspect.metrics import coverage, crps, ece, log_likelihood, rmse
 from varprop.predictive import ClassPredictive, NormalPredictive, mixture
 
 
 def normal(mean: float, var: float, n: int = 1) -> NormalPredictive:
-    return NormalPredictive(torch.full((n, 1), mean), torch.full((n, 1), var / 4), torch.full((n, 1), 3 * var / 4))
+    return NormalPredictive(
+        torch.full((n, 1), mean), torch.full((n, 1), var / 4), torch.full((n, 1), 3 * var / 4)
+    )
 
 
 def test_crps_is_the_expected_distance_to_a_draw_less_half_that_of_two_draws() -> None:
@@ -58,6 +60,8 @@ def test_calibrated_classes_have_no_calibration_error() -> None:
     torch.manual_seed(0)
     probs = torch.randn(50_000, 3).softmax(1)
     y = torch.multinomial(probs, 1).squeeze(1)
-    calibrated, sharpened = (ClassPredictive(p, torch.zeros(len(p))) for p in (probs, (3 * probs.log()).softmax(1)))
+    calibrated, sharpened = (
+        ClassPredictive(p, torch.zeros(len(p))) for p in (probs, (3 * probs.log()).softmax(1))
+    )
     assert ece(calibrated, y) < 0.01
     assert ece(sharpened, y) > 0.1

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop import modelfile
-from varprop.description import LAYERS, describe_method, describe_net, make_net
+from varprop.io import files as modelfile
+from varprop.io.description import LAYERS, describe_method, describe_net, make_net
 from varprop.methods.moments import moved
 
 
@@ -21,16 +21,26 @@ def mlp(**options: object) -> nn.Sequential:
 
 
 def image_net() -> nn.Sequential:
-    features = nn.Sequential(nn.Conv2d(1, 4, (3, 5), stride=2, padding=1, bias=False), nn.LeakyReLU(0.2), nn.MaxPool2d(2), nn.Dropout(0.1))
+    features = nn.Sequential(
+        nn.Conv2d(1, 4, (3, 5), stride=2, padding=1, bias=False),
+        nn.LeakyReLU(0.2),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.1),
+    )
     net = nn.Sequential(features, nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(16, 3))
     return vp.variational(net, where=lambda name, layer: name == "0.0", posterior="factored")
 
 
 def objective(
-    net: nn.Module, method: vp.Method = vp.VBP, likelihood: vp.likelihoods.Likelihood | None = None, **options: object
+    net: nn.Module,
+    method: vp.Method = vp.VBP,
+    likelihood: vp.likelihoods.Likelihood | None = None,
+    **options: object,
 ) -> vp.ELBO:
     prior = options.pop("prior", vp.priors.Normal(10.0))
-    return vp.ELBO(net, method, likelihood or vp.likelihoods.Normal(3.0, outputs=2), prior, n_data=7, **options).eval()
+    return vp.ELBO(
+        net, method, likelihood or vp.likelihoods.Normal(3.0, outputs=2), prior, n_data=7, **options
+    ).eval()
 
 
 def assert_same(a: vp.ELBO, b: vp.ELBO, x: Tensor, y: Tensor) -> None:
@@ -64,7 +74,12 @@ X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 8).view(4, 2)
 def test_comes_back_as_it_was(elbo: vp.ELBO, tmp_path: Path) -> None:
     vp.save(elbo, tmp_path / "model")
     again = vp.load(tmp_path / "model")
-    assert (again.n_data, again.kl_z_weight, again.prior, again.method.name) == (7, elbo.kl_z_weight, elbo.prior, elbo.method.name)
+    assert (again.n_data, again.kl_z_weight, again.prior, again.method.name) == (
+        7,
+        elbo.kl_z_weight,
+        elbo.prior,
+        elbo.method.name,
+    )
     dtype = next(elbo.parameters()).dtype
     assert_same(elbo, again, X.to(dtype), Y.to(dtype))
     assert all(p.requires_grad for p in again.parameters())
@@ -82,10 +97,37 @@ def test_rebuilds_nested_networks_with_partly_random_layers(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
 def test_every_layer_of_the_list_is_described_by_its_arguments(name: str) -> None:
-    needed = {"Linear": (3, 5), "Conv": (2, 4, 3), "Unflatten": (1, (2, 3)), "LayerNorm": ((4,),), "GroupNorm": (2, 4), "BatchNorm": (4,)}
-    needed |= {"MaxPool": (3,), "AvgPool": (3,), "Adaptive": (2,), "InstanceNorm": (4,), "RMSNorm": ((4,),), "Embedding": (5, 3)}
-    needed |= {"ConstantPad": (1, 2.5), "Zero": (1,), "Reflection": (1,), "Replication": (1,), "Pixel": (2,), "Channel": (2,)}
-    needed |= {"Upsample": (None, (2, 1.5), "bilinear"), "Softmax2d": (), "Softmax": (1,), "LogSoftmax": (1,), "Softmin": (1,)}
+    needed = {
+        "Linear": (3, 5),
+        "Conv": (2, 4, 3),
+        "Unflatten": (1, (2, 3)),
+        "LayerNorm": ((4,),),
+        "GroupNorm": (2, 4),
+        "BatchNorm": (4,),
+    }
+    needed |= {
+        "MaxPool": (3,),
+        "AvgPool": (3,),
+        "Adaptive": (2,),
+        "InstanceNorm": (4,),
+        "RMSNorm": ((4,),),
+        "Embedding": (5, 3),
+    }
+    needed |= {
+        "ConstantPad": (1, 2.5),
+        "Zero": (1,),
+        "Reflection": (1,),
+        "Replication": (1,),
+        "Pixel": (2,),
+        "Channel": (2,),
+    }
+    needed |= {
+        "Upsample": (None, (2, 1.5), "bilinear"),
+        "Softmax2d": (),
+        "Softmax": (1,),
+        "LogSoftmax": (1,),
+        "Softmin": (1,),
+    }
     layer = LAYERS[name](*next((values for prefix, values in needed.items() if name.startswith(prefix)), ()))
     description = json.loads(json.dumps(describe_net(layer)))
     assert repr(make_net(description)) == repr(layer)
@@ -107,7 +149,9 @@ def test_asks_for_parts_it_cannot_describe(tmp_path: Path) -> None:
     method = vp.VBP | {Residual: lambda method, module, x: x}
     elbo = objective(net(), method, Poisson())
     vp.save(elbo, tmp_path)
-    with pytest.raises(vp.ModelFileError, match=r"does not describe its net; pass it, as in load\(folder, net=...\)"):
+    with pytest.raises(
+        vp.ModelFileError, match=r"does not describe its net; pass it, as in load\(folder, net=...\)"
+    ):
         vp.load(tmp_path)
     with pytest.raises(vp.ModelFileError, match="does not describe its method"):
         vp.load(tmp_path, net())
@@ -124,8 +168,16 @@ def test_a_replaced_rule_or_a_layer_used_twice_is_not_described() -> None:
 
 
 def test_preprocessing_is_kept(tmp_path: Path) -> None:
-    vp.save(objective(mlp()), tmp_path, preprocessing={"classes": ["a", "ü"], "scale": (0.1, 1e-300), "nested": {"none": None, 3: True}})
-    assert modelfile.preprocessing(tmp_path) == {"classes": ["a", "ü"], "scale": [0.1, 1e-300], "nested": {"none": None, "3": True}}
+    vp.save(
+        objective(mlp()),
+        tmp_path,
+        preprocessing={"classes": ["a", "ü"], "scale": (0.1, 1e-300), "nested": {"none": None, 3: True}},
+    )
+    assert modelfile.preprocessing(tmp_path) == {
+        "classes": ["a", "ü"],
+        "scale": [0.1, 1e-300],
+        "nested": {"none": None, "3": True},
+    }
     with pytest.raises(vp.ModelFileError, match="cannot be written as JSON"):
         vp.save(objective(mlp()), tmp_path, preprocessing={"a": object()})
     with pytest.raises(vp.ModelFileError, match="cannot be written as JSON"):
@@ -171,7 +223,16 @@ def test_missing_and_foreign_files_are_refused(folder: Path, tmp_path: Path) -> 
     refused(tmp_path / "file", "has no readable model.json")
     weights(folder).unlink()
     refused(folder, "lacks its weights")
-    for text in ("[]", "3", '"x"', "null", "{}", '{"format": 1}', '{"format": "1", "sha256": "../../etc/passwd"}', "[" * 100_000):
+    for text in (
+        "[]",
+        "3",
+        '"x"',
+        "null",
+        "{}",
+        '{"format": 1}',
+        '{"format": "1", "sha256": "../../etc/passwd"}',
+        "[" * 100_000,
+    ):
         (folder / "model.json").write_text(text)
         refused(folder, "did not write|damaged")
     (folder / "model.json").write_bytes(b"\xff\xfe")

@@ -38,7 +38,9 @@ def right(x: Gaussian, w: Gaussian, b: Gaussian) -> Gaussian:
 
 
 def cross_term_dropped(x: Gaussian, w: Gaussian, b: Gaussian) -> Gaussian:
-    return Gaussian(F.linear(x.mean, w.mean, b.mean), F.linear(x.var, w.mean**2) + F.linear(x.mean**2, w.var) + b.var)
+    return Gaussian(
+        F.linear(x.mean, w.mean, b.mean), F.linear(x.var, w.mean**2) + F.linear(x.mean**2, w.var) + b.var
+    )
 
 
 def weight_variance_dropped(x: Gaussian, w: Gaussian, b: Gaussian) -> Gaussian:
@@ -46,7 +48,10 @@ def weight_variance_dropped(x: Gaussian, w: Gaussian, b: Gaussian) -> Gaussian:
 
 
 def absolute_weight_for_its_square(x: Gaussian, w: Gaussian, b: Gaussian) -> Gaussian:
-    return Gaussian(F.linear(x.mean, w.mean, b.mean), F.linear(x.var, w.mean.abs()) + F.linear(x.mean**2 + x.var, w.var) + b.var)
+    return Gaussian(
+        F.linear(x.mean, w.mean, b.mean),
+        F.linear(x.var, w.mean.abs()) + F.linear(x.mean**2 + x.var, w.var) + b.var,
+    )
 
 
 def mean_bias_in_the_variance(x: Gaussian, w: Gaussian, b: Gaussian) -> Gaussian:
@@ -88,7 +93,9 @@ def test_a_wrong_linear_rule_fails(formula):
 
 def test_a_variance_lost_on_the_way_fails():
     linear, x = layer()
-    wrong = vp.VBP | {nn.Linear: lambda method, module, x: F.linear(x.mean, module.weight, module.bias).detach()}
+    wrong = vp.VBP | {
+        nn.Linear: lambda method, module, x: F.linear(x.mean, module.weight, module.bias).detach()
+    }
     assert not agrees(wrong, linear, x)
 
 
@@ -96,7 +103,7 @@ def test_a_variance_lost_on_the_way_fails():
 def test_another_square_in_the_place_of_the_second_moment_fails(square, monkeypatch):
     linear, x = layer()
     assert agrees(vp.VBP, linear, x)
-    monkeypatch.setattr("varprop.functional.second_moment_of", square)
+    monkeypatch.setattr("varprop.moments.second_moment_of", square)
     assert not agrees(vp.VBP, linear, x)
 
 
@@ -106,7 +113,11 @@ def test_a_convolution_with_a_mirrored_variance_fails(kind):
     conv = vp.variational(kind(2, 2, 3, padding=1), logvar=-1.0)
     x = Gaussian(torch.randn(1, 2, 4, 4), torch.rand(1, 2, 4, 4) + 0.2)
     assert agrees(vp.VBP, conv, x)
-    flipped = vp.VBP | {kind: lambda method, module, x: Gaussian((f := vp.VBP(module, x)).mean.detach(), f.var.detach().flip(-1))}
+    flipped = vp.VBP | {
+        kind: lambda method, module, x: Gaussian(
+            (f := vp.VBP(module, x)).mean.detach(), f.var.detach().flip(-1)
+        )
+    }
     assert not agrees(flipped, conv, x)
 
 
@@ -137,7 +148,9 @@ def test_wrong_moments_of_a_rectified_normal_fail():
     assert not agrees(vp.VBP, nn.ReLU(), x)
 
 
-def gated(x: Gaussian, slope: float, factor: Callable[[Tensor], Tensor], spread: Callable[[Tensor], Tensor]) -> Gaussian:
+def gated(
+    x: Gaussian, slope: float, factor: Callable[[Tensor], Tensor], spread: Callable[[Tensor], Tensor]
+) -> Gaussian:
     p = torch.sigmoid(slope * x.mean)
     return Gaussian(p * x.mean, factor(p) * x.var + spread(p) * x.mean**2)
 
@@ -155,7 +168,9 @@ def gated(x: Gaussian, slope: float, factor: Callable[[Tensor], Tensor], spread:
 def test_a_wrong_gate_fails_against_independent_gates(factor, spread):
     slope, x = 2.0, relu_input()
     f = draws(nn.Identity(), x, 50_000)
-    z = torch.bernoulli(torch.sigmoid(slope * x.mean).expand_as(f), generator=torch.Generator().manual_seed(1))
+    z = torch.bernoulli(
+        torch.sigmoid(slope * x.mean).expand_as(f), generator=torch.Generator().manual_seed(1)
+    )
     assert not difference(vp.vbp(slope)(nn.ReLU(), x), z * f)
     assert not difference(gated(x, slope, lambda p: p, lambda p: p * (1 - p)), z * f)
     assert difference(gated(x, slope, factor, spread), z * f)

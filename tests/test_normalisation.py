@@ -16,7 +16,12 @@ from .sampling import draws
 
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize(
-    ("module", "shape"), [(nn.BatchNorm1d(3), (6, 3)), (nn.BatchNorm2d(3), (2, 3, 2, 4)), (nn.BatchNorm2d(3, affine=False), (2, 3, 2, 4))]
+    ("module", "shape"),
+    [
+        (nn.BatchNorm1d(3), (6, 3)),
+        (nn.BatchNorm2d(3), (2, 3, 2, 4)),
+        (nn.BatchNorm2d(3, affine=False), (2, 3, 2, 4)),
+    ],
 )
 def test_running_statistics_of_certain_batches_are_those_of_torch(
     module: nn.Module, shape: tuple[int, ...], momentum: float | None
@@ -42,7 +47,11 @@ def test_running_variance_counts_the_variance_of_the_activations() -> None:
 
 def test_statistics_with_the_variance_are_nearer_to_sampled_networks_than_those_of_the_means() -> None:
     torch.manual_seed(0)
-    front, norm, x = vp.variational(nn.Linear(20, 8), logvar=-4.0), nn.BatchNorm1d(8, track_running_stats=False), torch.randn(64, 20)
+    front, norm, x = (
+        vp.variational(nn.Linear(20, 8), logvar=-4.0),
+        nn.BatchNorm1d(8, track_running_stats=False),
+        torch.randn(64, 20),
+    )
     with torch.no_grad():
         sampled = draws(nn.Sequential(front, norm), x, 4000).var(0)
         f = vp.DVI(front, x)
@@ -55,7 +64,9 @@ def test_statistics_with_the_variance_are_nearer_to_sampled_networks_than_those_
 def test_replicas_move_their_own_running_statistics() -> None:
     def member(seed: int) -> vp.ELBO:
         torch.manual_seed(seed)
-        net = vp.variational(nn.Sequential(nn.Linear(2, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)))
+        net = vp.variational(
+            nn.Sequential(nn.Linear(2, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+        )
         return vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=32)
 
     x = torch.randn(2, 32, 2)

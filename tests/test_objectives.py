@@ -94,13 +94,19 @@ def test_optimum_for_a_linear_model_is_the_exact_mean_field_posterior(method):
     n, d = x.shape
     precision = alpha * torch.eye(d) + beta * x.T @ x
     mean = torch.linalg.solve(precision, beta * x.T @ y).squeeze(1)
-    evidence = torch.distributions.MultivariateNormal(torch.zeros(n), torch.eye(n) / beta + x @ x.T / alpha).log_prob(y.squeeze(1))
+    evidence = torch.distributions.MultivariateNormal(
+        torch.zeros(n), torch.eye(n) / beta + x @ x.T / alpha
+    ).log_prob(y.squeeze(1))
     gap = 0.5 * (precision.diagonal().log().sum() - torch.logdet(precision))
 
     net = vp.variational(nn.Linear(d, 1, bias=False))
     elbo = vp.ELBO(net, method, likelihoods.Normal(beta), priors.Normal(alpha), n_data=n)
     optimiser = torch.optim.LBFGS(
-        net.parameters(), max_iter=2000, tolerance_grad=1e-11, tolerance_change=1e-15, line_search_fn="strong_wolfe"
+        net.parameters(),
+        max_iter=2000,
+        tolerance_grad=1e-11,
+        tolerance_change=1e-15,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
@@ -111,7 +117,9 @@ def test_optimum_for_a_linear_model_is_the_exact_mean_field_posterior(method):
 
     optimiser.step(closure)
     torch.testing.assert_close(net.weight.detach().squeeze(0), mean, rtol=0, atol=1e-6)
-    torch.testing.assert_close(net.weight_logvar.exp().detach().squeeze(0), 1 / precision.diagonal(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        net.weight_logvar.exp().detach().squeeze(0), 1 / precision.diagonal(), rtol=1e-5, atol=0
+    )
     torch.testing.assert_close(-n * elbo(x, y).detach(), evidence - gap, rtol=1e-7, atol=1e-7)
 
 
@@ -122,7 +130,10 @@ def test_the_papers_objective_can_exceed_the_evidence_and_that_of_dvi_does_not()
         nn.init.constant_(layer.weight, mean)
         nn.init.constant_(layer.weight_logvar, 0.0)
     x, y = torch.ones(1, 1), torch.zeros(1, 1)
-    value = {m.name: -vp.ELBO(net, m, likelihoods.Normal(100.0), priors.Normal(), n_data=1)(x, y).item() for m in (vp.VBP, vp.DVI)}
+    value = {
+        m.name: -vp.ELBO(net, m, likelihoods.Normal(100.0), priors.Normal(), n_data=1)(x, y).item()
+        for m in (vp.VBP, vp.DVI)
+    }
     assert value["VBP"] == pytest.approx(1.384, abs=1e-3)
     assert value["DVI"] == pytest.approx(-23.6, abs=0.05)
 
@@ -157,7 +168,9 @@ def expected_softplus(m: float, s: float, slope: float) -> float:
     def inside(f: float) -> float:
         return float(F.softplus(torch.tensor(slope * f))) * math.exp(-((f - m) ** 2) / (2 * s * s))
 
-    value, _ = integrate.quad(inside, m - 12 * s, m + 12 * s, points=[max(min(0.0, m + 11 * s), m - 11 * s), m], limit=200)
+    value, _ = integrate.quad(
+        inside, m - 12 * s, m + 12 * s, points=[max(min(0.0, m + 11 * s), m - 11 * s), m], limit=200
+    )
     return value / (s * math.sqrt(2 * math.pi))
 
 
@@ -169,7 +182,13 @@ def pre_activations(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
 def test_divergence_of_the_gates_is_the_integral(slope):
     net, (x, y) = network(), batch(2)
     m, s = (t.flatten().tolist() for t in pre_activations(net, x))
-    exact = sum(expected_softplus(a, b, slope) - math.log1p(math.exp(slope * a)) for a, b in zip(m, s, strict=True)) / 2
+    exact = (
+        sum(
+            expected_softplus(a, b, slope) - math.log1p(math.exp(slope * a))
+            for a, b in zip(m, s, strict=True)
+        )
+        / 2
+    )
     terms = objective(net, vp.vbp(slope)).terms(x, y)
     assert terms.kl_z_exact.item() == pytest.approx(exact, rel=1e-5, abs=1e-5)
 
@@ -198,7 +217,9 @@ def test_divergence_of_hard_gates_is_given_for_each_unit_of_slope():
 
 
 def test_divergence_sums_over_layers():
-    net = vp.variational(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1)), logvar=-2.0)
+    net = vp.variational(
+        nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1)), logvar=-2.0
+    )
     (x, y), slope = batch(), 3.0
     m, s = pre_activations(net, x)
     first = closed_form(m, s, slope).sum()
@@ -314,7 +335,9 @@ def test_compiled_loss_is_the_loss(method):
     compiled = torch.compile(elbo, fullgraph=True, backend="aot_eager")
     losses = elbo(x, y), compiled(x, y)
     torch.testing.assert_close(*losses)
-    for eager, traced in zip(*(torch.autograd.grad(loss, list(net.parameters())) for loss in losses), strict=True):
+    for eager, traced in zip(
+        *(torch.autograd.grad(loss, list(net.parameters())) for loss in losses), strict=True
+    ):
         torch.testing.assert_close(eager, traced)
 
 

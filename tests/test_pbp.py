@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.filtering import Gamma
+from varprop.training.filtering import Gamma
 
 
 def network(*sizes, **options):
@@ -91,12 +91,16 @@ class NumpyPBP:
     def refine_prior(self):
         for layer, matrix in enumerate(self.m):
             outputs, inputs = matrix.shape
-            order = [(j, i) for j in range(outputs) for i in range(inputs - 1)] + [(j, inputs - 1) for j in range(outputs)]
+            order = [(j, i) for j in range(outputs) for i in range(inputs - 1)] + [
+                (j, inputs - 1) for j in range(outputs)
+            ]
             for entry in order:
                 self.refine(layer, entry)
 
     def refine(self, layer, e):
-        m, v, mn, vn, an, bn = (s[layer] for s in (self.m, self.v, self.site_mean, self.site_precision, self.site_a, self.site_b))
+        m, v, mn, vn, an, bn = (
+            s[layer] for s in (self.m, self.v, self.site_mean, self.site_precision, self.site_a, self.site_b)
+        )
         vc = 1 / (1 / v[e] - vn[e])
         mc = vc * (m[e] / v[e] - mn[e])
         ac, bc = self.ap - an[e], self.bp + bn[e]
@@ -176,7 +180,9 @@ def test_a_weight_keeps_its_moments_where_the_update_gives_no_variance():
 
 def test_the_refresh_leaves_out_a_weight_that_is_nothing_without_its_prior():
     pbp, net, reference, _ = after_a_pass(6)
-    rest = np.array([-0.1, 5e-7])  # precisions without the prior's: one negative, one of a variance beyond 1e6
+    rest = np.array(
+        [-0.1, 5e-7]
+    )  # precisions without the prior's: one negative, one of a variance beyond 1e6
     reference.v[0][0, :2] = 1 / (5 / 6 + rest)
     logvar = pbp.belief.logvar.clone()
     logvar[0, :2] = torch.tensor(np.log(reference.v[0][0, :2]))
@@ -262,7 +268,9 @@ def test_one_layer_is_a_kalman_filter_that_keeps_the_diagonal_and_never_widens()
     x, y = (torch.tensor(t) for t in regression(20, 3))
     pbp = linear_filter(3)
     mean, var, noise = pbp.belief.mean[0], pbp.belief.logvar[0].exp(), pbp.belief.noise.variances[0, 0]
-    for (ours, our_var), row, target in zip(visits_with_known_noise(pbp, x, y), x / math.sqrt(3), y, strict=True):
+    for (ours, our_var), row, target in zip(
+        visits_with_known_noise(pbp, x, y), x / math.sqrt(3), y, strict=True
+    ):
         gain = var * row / (row @ (var * row) + noise)
         mean, narrower = mean + gain * (target - row @ mean), var - gain * row * var
         torch.testing.assert_close(ours, mean, rtol=1e-12, atol=1e-12)
@@ -301,11 +309,14 @@ def test_a_replica_equals_the_network_filtered_alone():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # raised inside torch, while it imports its compiler
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit:DeprecationWarning"
+)  # raised inside torch, while it imports its compiler
 def test_compiled_visits_equal_plain_ones():
     x, y = (torch.tensor(t) for t in regression(6, 3))
     plain, compiled = (
-        vp.AssumedDensityFilter(network(3, 5, 1), generator=torch.Generator().manual_seed(0), compile=c) for c in (False, True)
+        vp.AssumedDensityFilter(network(3, 5, 1), generator=torch.Generator().manual_seed(0), compile=c)
+        for c in (False, True)
     )
     for pbp in (plain, compiled):
         pbp.update(x, y)
@@ -331,7 +342,9 @@ def test_the_network_holds_the_posterior_after_a_fit():
     net = vp.variational(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), biases=True)
     pbp = vp.AssumedDensityFilter(net)
     pbp.fit(x, y, epochs=1)
-    torch.testing.assert_close(net[0].weight_logvar.flatten().double(), pbp.belief.logvar[0, :12], rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(
+        net[0].weight_logvar.flatten().double(), pbp.belief.logvar[0, :12], rtol=1e-6, atol=0.0
+    )
     assert pbp.predict(x).var.dtype == torch.float32
 
 
@@ -346,7 +359,9 @@ def test_a_convolution_divides_by_the_root_of_its_kernel_and_bias():
 # ------------------------------------------------------------------------------------------------------------------ misuse
 
 
-@pytest.mark.parametrize("options", [{}, {"biases": True, "posterior": "factored"}, {"biases": True, "posterior": "horseshoe"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"biases": True, "posterior": "factored"}, {"biases": True, "posterior": "horseshoe"}]
+)
 def test_a_parameter_without_a_variance_of_its_own_is_refused(options):
     with pytest.raises(ValueError, match="must be a random weight"):
         vp.AssumedDensityFilter(vp.variational(nn.Linear(2, 1), **options))

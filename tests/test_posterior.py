@@ -112,7 +112,7 @@ def test_a_factored_layer_passes_one_output_channel_in_the_third_operation() -> 
         shapes.append(tuple(w.shape))
         return nn.functional.linear(x, w, b)
 
-    vp.functional.affine(op, torch.randn(2, 6), vp.posterior.random_weight(layer))
+    vp.moments.affine(op, torch.randn(2, 6), vp.posterior.random_weight(layer))
     assert shapes == [(50, 6), (1, 6)]
 
 

@@ -33,7 +33,9 @@ def entropy(p: Tensor) -> Tensor:
 def regression(seed: int = 0) -> NormalPredictive:
     generator = torch.Generator().manual_seed(seed)
     mean = torch.randn(5, 2, generator=generator)
-    return NormalPredictive(mean, torch.rand(5, 2, generator=generator), torch.rand(5, 2, generator=generator) + 0.1)
+    return NormalPredictive(
+        mean, torch.rand(5, 2, generator=generator), torch.rand(5, 2, generator=generator) + 0.1
+    )
 
 
 def test_normal_predictive_is_the_normal_of_torch():
@@ -97,7 +99,9 @@ def test_class_probabilities_are_probabilities(approximation, scale, classes):
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)
 def test_without_variance_the_probabilities_are_the_softmax(approximation):
     m = torch.randn(6, 4)
-    cut = 3e-4 if approximation == "quadrature" else 1e-12  # the integral ends where the largest Gumbel is below 1e-5
+    cut = (
+        3e-4 if approximation == "quadrature" else 1e-12
+    )  # the integral ends where the largest Gumbel is below 1e-5
     for f in (m, vp.Gaussian(m, torch.zeros_like(m))):
         p = likelihoods.Categorical(approximation).predictive(f)
         torch.testing.assert_close(p.probs, m.softmax(1))
@@ -118,14 +122,24 @@ def test_delta_probabilities_are_right_to_second_order():
 
 def test_delta_probabilities_of_two_classes_agree_with_the_expected_sigmoid():
     m, v = torch.linspace(-3, 3, 13), 0.01
-    f = vp.Gaussian(torch.stack([m, torch.zeros(13)], 1), torch.stack([torch.full((13,), v), torch.zeros(13)], 1))
+    f = vp.Gaussian(
+        torch.stack([m, torch.zeros(13)], 1), torch.stack([torch.full((13,), v), torch.zeros(13)], 1)
+    )
     exact = expectation(torch.sigmoid, vp.Gaussian(m.unsqueeze(1), torch.full((13, 1), v)))
-    torch.testing.assert_close(likelihoods.Categorical("delta").predictive(f).probs[:, :1], exact, rtol=0, atol=v**2 / 8)
+    torch.testing.assert_close(
+        likelihoods.Categorical("delta").predictive(f).probs[:, :1], exact, rtol=0, atol=v**2 / 8
+    )
 
 
 @pytest.mark.parametrize(
     ("approximation", "scale", "tolerance"),
-    [("quadrature", 3.0, 0.006), ("quadrature", 1e3, 0.01), ("samples", 3.0, 0.02), ("delta", 0.3, 0.015), ("mackay", 1.0, 0.15)],
+    [
+        ("quadrature", 3.0, 0.006),
+        ("quadrature", 1e3, 0.01),
+        ("samples", 3.0, 0.02),
+        ("delta", 0.3, 0.015),
+        ("mackay", 1.0, 0.15),
+    ],
 )
 def test_probabilities_against_a_hundred_thousand_draws(approximation, scale, tolerance):
     f = output(20, 3, scale=2 * scale)
@@ -173,7 +187,9 @@ def test_a_map_of_classes_is_predicted_point_by_point(approximation):
     q = likelihood.predictive(f.map(lambda t: t[:, :, 1, 2]))
     torch.testing.assert_close(p.probs[:, :, 1, 2], q.probs)
     torch.testing.assert_close(p.mutual_information[:, 1, 2], q.mutual_information)
-    chosen = torch.stack([p.probs[n, y[n, i, j], i, j].log() for n in range(2) for i in range(4) for j in range(5)])
+    chosen = torch.stack(
+        [p.probs[n, y[n, i, j], i, j].log() for n in range(2) for i in range(4) for j in range(5)]
+    )
     torch.testing.assert_close(p.log_prob(y), chosen.view(2, -1).sum(1))
 
 

@@ -59,7 +59,10 @@ def test_fan_in_is_normal_with_a_variance_by_the_number_of_inputs(shape, inputs)
 def test_normal_is_zero_at_the_prior_and_positive_elsewhere():
     at_prior = Posterior(torch.zeros(3), torch.full((3,), math.log(0.25)))
     assert priors.Normal(4.0).kl(at_prior).item() == pytest.approx(0.0, abs=1e-14)
-    for q in (Posterior(torch.full((3,), 0.01), at_prior.logvar), Posterior(at_prior.mean, at_prior.logvar + 0.01)):
+    for q in (
+        Posterior(torch.full((3,), 0.01), at_prior.logvar),
+        Posterior(at_prior.mean, at_prior.logvar + 0.01),
+    ):
         assert priors.Normal(4.0).kl(q) > 0
 
 
@@ -70,13 +73,21 @@ def exact_log_uniform(log_alpha: float) -> float:
     """KL = E log|z + d| - E log|z| with d = 1/√alpha: what the divergence is above its limit for infinite alpha."""
     d = math.exp(-log_alpha / 2)
     value, _ = integrate.quad(
-        lambda u: math.log(abs(u)) * math.exp(-((u - d) ** 2) / 2) if u else 0.0, -14.0, d + 14, points=sorted({0.0, d}), limit=400
+        lambda u: math.log(abs(u)) * math.exp(-((u - d) ** 2) / 2) if u else 0.0,
+        -14.0,
+        d + 14,
+        points=sorted({0.0, d}),
+        limit=400,
     )
     return value / math.sqrt(2 * math.pi) + (np.euler_gamma + math.log(2)) / 2
 
 
 def log_uniform(log_alpha: float, mean: float = 1.0) -> float:
-    return priors.LogUniform().kl(Posterior(torch.tensor([mean]), torch.tensor([log_alpha + 2 * math.log(abs(mean))]))).item()
+    return (
+        priors.LogUniform()
+        .kl(Posterior(torch.tensor([mean]), torch.tensor([log_alpha + 2 * math.log(abs(mean))])))
+        .item()
+    )
 
 
 def test_log_uniform_is_close_to_the_exact_divergence():
@@ -95,7 +106,9 @@ def test_log_uniform_differences_agree_with_sampling():
         ratio = q.log_prob(w) + w.abs().log()
         values.append(ratio.mean().item())
         error += ratio.var().item() / len(w)
-    assert abs((log_uniform(-2.0) - log_uniform(1.0)) - (values[0] - values[1])) < 0.0094 * 2 + 5 * math.sqrt(error)
+    assert abs((log_uniform(-2.0) - log_uniform(1.0)) - (values[0] - values[1])) < 0.0094 * 2 + 5 * math.sqrt(
+        error
+    )
 
 
 def test_log_uniform_knows_only_the_ratio_of_mean_and_deviation_and_falls_to_zero():
@@ -121,7 +134,9 @@ def test_empirical_bayes_is_the_minimum_over_the_prior_variance(hyperprior):
 
     def objective(log_s: float) -> float:
         s = math.exp(log_s)
-        return dist.kl_divergence(normal(q), dist.Normal(0.0, math.sqrt(s))).sum().item() + hyper(s, hyperprior)
+        return dist.kl_divergence(normal(q), dist.Normal(0.0, math.sqrt(s))).sum().item() + hyper(
+            s, hyperprior
+        )
 
     best = optimize.minimize_scalar(objective, bracket=(-3, 3), tol=1e-12)
     assert priors.EmpiricalBayes(hyperprior).kl(q).item() == pytest.approx(best.fun, rel=1e-10)
@@ -135,7 +150,9 @@ def test_empirical_bayes_gradient_leaves_the_optimal_variance_alone(hyperprior):
     a, b = hyperprior or (-1.0, 0.0)
     s = (total + 2 * b) / (n + 2 * a + 2)
     ours = torch.autograd.grad(priors.EmpiricalBayes(hyperprior).kl(q), (q.mean, q.logvar))
-    fixed = torch.autograd.grad(dist.kl_divergence(normal(q), dist.Normal(0.0, math.sqrt(s))).sum(), (q.mean, q.logvar))
+    fixed = torch.autograd.grad(
+        dist.kl_divergence(normal(q), dist.Normal(0.0, math.sqrt(s))).sum(), (q.mean, q.logvar)
+    )
     for g, expected in zip(ours, fixed, strict=True):
         torch.testing.assert_close(g, expected)
 
@@ -163,11 +180,22 @@ def test_horseshoe_against_sampling_of_all_its_parts(scale):
     q = horseshoe_posterior()
     log_scales = [
         (q.scales.group_mean[0], q.scales.group_logvar[0], dist.Gamma(0.5, 1.0)),
-        (q.scales.group_mean[1], q.scales.group_logvar[1], dist.InverseGamma(torch.tensor(0.5), torch.tensor(1.0))),
+        (
+            q.scales.group_mean[1],
+            q.scales.group_logvar[1],
+            dist.InverseGamma(torch.tensor(0.5), torch.tensor(1.0)),
+        ),
         (q.scales.layer_mean[0], q.scales.layer_logvar[0], dist.Gamma(0.5, 1.0 / scale**2)),
-        (q.scales.layer_mean[1], q.scales.layer_logvar[1], dist.InverseGamma(torch.tensor(0.5), torch.tensor(1.0))),
+        (
+            q.scales.layer_mean[1],
+            q.scales.layer_logvar[1],
+            dist.InverseGamma(torch.tensor(0.5), torch.tensor(1.0)),
+        ),
     ]
-    parts = [(normal(q), dist.Normal(0.0, 1.0)), *((dist.LogNormal(m, torch.exp(t / 2)), p) for m, t, p in log_scales)]
+    parts = [
+        (normal(q), dist.Normal(0.0, 1.0)),
+        *((dist.LogNormal(m, torch.exp(t / 2)), p) for m, t, p in log_scales),
+    ]
     estimates = [by_sampling(*part) for part in parts]
     value, error = sum(e[0] for e in estimates), sum(e[1] for e in estimates).sqrt()
     kl = priors.Horseshoe(scale).kl(q)
@@ -183,7 +211,9 @@ def test_root_of_gamma_times_inverse_gamma_is_half_cauchy(scale):
     assert stats.kstest(torch.sqrt(a * b).numpy(), stats.halfcauchy(scale=scale).cdf).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(("layer", "shape"), [(nn.Linear(4, 3), (2, 4)), (nn.Conv1d(2, 3, 2), (2, 2, 4))], ids=["Linear", "Conv1d"])
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Linear(4, 3), (2, 4)), (nn.Conv1d(2, 3, 2), (2, 2, 4))], ids=["Linear", "Conv1d"]
+)
 def test_horseshoe_scales_are_shared_by_their_group_and_layer(layer, shape):
     torch.manual_seed(2)
     vp.variational(layer.double(), logvar=-2.0, posterior="horseshoe")
@@ -204,7 +234,9 @@ def test_horseshoe_minimum_over_a_scale_is_where_its_gradient_vanishes():
 
 def test_horseshoe_takes_random_biases_as_standard_normal_and_refuses_weights_without_scales():
     q = posterior(4)
-    assert priors.Horseshoe(0.1).kl(q).item() == pytest.approx(dist.kl_divergence(normal(q), dist.Normal(0.0, 1.0)).sum().item())
+    assert priors.Horseshoe(0.1).kl(q).item() == pytest.approx(
+        dist.kl_divergence(normal(q), dist.Normal(0.0, 1.0)).sum().item()
+    )
     with pytest.raises(ValueError, match="group scales"):
         priors.Horseshoe().kl(posterior(4, 3))
 
@@ -215,7 +247,13 @@ def test_horseshoe_takes_random_biases_as_standard_normal_and_refuses_weights_wi
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize(
     "make",
-    [priors.Normal, priors.FanIn, priors.Horseshoe, lambda v: priors.EmpiricalBayes((v, 1.0)), lambda v: priors.EmpiricalBayes((1.0, v))],
+    [
+        priors.Normal,
+        priors.FanIn,
+        priors.Horseshoe,
+        lambda v: priors.EmpiricalBayes((v, 1.0)),
+        lambda v: priors.EmpiricalBayes((1.0, v)),
+    ],
     ids=["Normal", "FanIn", "Horseshoe", "EmpiricalBayes a", "EmpiricalBayes b"],
 )
 def test_bad_arguments_are_refused(make, value):
@@ -226,12 +264,19 @@ def test_bad_arguments_are_refused(make, value):
 # ---------------------------------------------------------------------------------------------------- sums over a network
 
 
-PRIORS = [priors.Normal(3.0), priors.LogUniform(), priors.EmpiricalBayes(), priors.EmpiricalBayes((1.0, 10.0))]
+PRIORS = [
+    priors.Normal(3.0),
+    priors.LogUniform(),
+    priors.EmpiricalBayes(),
+    priors.EmpiricalBayes((1.0, 10.0)),
+]
 
 
 @pytest.mark.parametrize("form", ["full", "factored"])
 def test_divergence_of_a_network_is_the_sum_over_its_random_weights(form):
-    net = vp.variational(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), posterior=form, biases=True)
+    net = vp.variational(
+        nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), posterior=form, biases=True
+    )
     for name, parameter in net.named_parameters():
         if "logvar" in name:
             nn.init.normal_(parameter, -1.0)
@@ -247,7 +292,9 @@ def test_divergence_of_a_network_is_the_sum_over_its_random_weights(form):
 
 
 def test_certain_weights_cost_nothing():
-    net = vp.variational(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), where=lambda name, _: name == "2")
+    net = vp.variational(
+        nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), where=lambda name, _: name == "2"
+    )
     elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), priors.Normal(), n_data=7)
     q = dist.Normal(net[2].weight, torch.exp(net[2].weight_logvar / 2))
     assert elbo.kl().item() == pytest.approx(dist.kl_divergence(q, dist.Normal(0.0, 1.0)).sum().item())
@@ -259,7 +306,9 @@ def test_certain_weights_cost_nothing():
 def test_shared_log_variances_count_for_each_weight(prior):
     q = posterior(3, 4)
     column = q.logvar[:, :1]
-    torch.testing.assert_close(prior.kl(Posterior(q.mean, column)), prior.kl(Posterior(q.mean, column.expand(3, 4))))
+    torch.testing.assert_close(
+        prior.kl(Posterior(q.mean, column)), prior.kl(Posterior(q.mean, column.expand(3, 4)))
+    )
 
 
 @pytest.mark.parametrize("prior", PRIORS, ids=repr)

@@ -16,7 +16,12 @@ from .sampling import assert_agrees, difference, disagreement, draws, moments
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-METHODS = {"VBP": vp.VBP, "VBP at slope 100": vp.vbp(slope=100.0), "VBP at slope 2": vp.vbp(slope=2.0), "DVI": vp.DVI}
+METHODS = {
+    "VBP": vp.VBP,
+    "VBP at slope 100": vp.vbp(slope=100.0),
+    "VBP at slope 2": vp.vbp(slope=2.0),
+    "DVI": vp.DVI,
+}
 
 
 def perturbed(net: nn.Module, logvar: float = -3.0, **options: object) -> nn.Module:
@@ -93,7 +98,9 @@ def reference_lenet(net: nn.Sequential, x: Tensor, method: vp.Method) -> tuple[T
 
 def reference_kl(net: nn.Module, alpha: float) -> Tensor:
     layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-    each = [alpha * (a.weight**2 + a.weight_logvar.exp()) - a.weight_logvar - 1 - math.log(alpha) for a in layers]
+    each = [
+        alpha * (a.weight**2 + a.weight_logvar.exp()) - a.weight_logvar - 1 - math.log(alpha) for a in layers
+    ]
     return 0.5 * sum(e.sum() for e in each)
 
 
@@ -137,7 +144,9 @@ def test_gradient_of_the_elbo_is_that_of_the_straight_line(name):
     expected = (0.5 * ((y - m) ** 2 + v)).sum(1).mean() + reference_kl(net, 10.0) / 50
     loss = vp.ELBO(net, method, vp.likelihoods.Normal(), vp.priors.Normal(10.0), n_data=50)(x, y)
     parameters = list(net.parameters())
-    for ours, theirs in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
@@ -225,7 +234,10 @@ def test_linear_network_of_three_layers_has_the_right_mean_and_a_wrong_variance(
 
 
 def test_first_convolution_is_exact_and_the_second_is_not():
-    net, x = perturbed(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 2)), logvar=-1.0), torch.rand(1, 2, 5, 5)
+    net, x = (
+        perturbed(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 2)), logvar=-1.0),
+        torch.rand(1, 2, 5, 5),
+    )
     assert_agrees(vp.VBP, net[0], x)
     wrong = disagreement(vp.VBP, net, x)
     assert "var is" in wrong
@@ -276,10 +288,15 @@ def test_gate_without_variance_is_within_its_bounds(slope):
 def test_hard_gate_is_the_limit_of_steep_ones():
     net, x = perturbed(mlp()), torch.randn(6, 5)
     hard = vp.VBP(net, x)
-    distance = [((f := vp.vbp(slope)(net, x)).mean - hard.mean).abs().max() + (f.var - hard.var).abs().max() for slope in (1e1, 1e3, 1e5)]
+    distance = [
+        ((f := vp.vbp(slope)(net, x)).mean - hard.mean).abs().max() + (f.var - hard.var).abs().max()
+        for slope in (1e1, 1e3, 1e5)
+    ]
     assert distance[0] > distance[1] > distance[2]
     m = torch.tensor([-3.0, -1e-4, 1e-4, 0.2])
-    limit, steep = (method(nn.ReLU(), vp.Gaussian(m, torch.full_like(m, 0.5))) for method in (vp.VBP, vp.vbp(slope=1e6)))
+    limit, steep = (
+        method(nn.ReLU(), vp.Gaussian(m, torch.full_like(m, 0.5))) for method in (vp.VBP, vp.vbp(slope=1e6))
+    )
     torch.testing.assert_close(steep.mean, limit.mean, rtol=0, atol=1e-12)
     torch.testing.assert_close(steep.var, limit.var, rtol=0, atol=1e-12)
 
@@ -318,7 +335,10 @@ def test_dvi_with_one_hidden_layer_is_exact(biases):
 
 @pytest.mark.parametrize("slope", [math.inf, 100.0, 3.0, 1.0])
 def test_vbp_with_one_hidden_layer_is_exact_under_its_own_model(slope):
-    net, x = perturbed(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), logvar=-1.0), torch.randn(3, 3)
+    net, x = (
+        perturbed(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), logvar=-1.0),
+        torch.randn(3, 3),
+    )
     n = 200_000
     if 1 < slope < math.inf:
         for mean in (net[0].weight, net[0].bias):
@@ -341,12 +361,18 @@ def test_local_reparametrisation_averages_to_the_data_fit_of_dvi():
     exact = vp.ELBO(net, vp.DVI, likelihood, prior, n_data=10).terms(x, y).data_fit
     with torch.no_grad():
         f = vp.LOCAL_REPARAM(net, x.repeat(n, 1))  # every row draws its own pre-activations
-    fits = (-0.5 * (2.0 * (f - y.repeat(n, 1)) ** 2 - math.log(2.0) + math.log(2 * math.pi))).view(n, 4).mean(1)
+    fits = (
+        (-0.5 * (2.0 * (f - y.repeat(n, 1)) ** 2 - math.log(2.0) + math.log(2 * math.pi))).view(n, 4).mean(1)
+    )
     (mean, error), _ = moments(fits)
     assert abs(mean - exact) < 5 * error
     assert error < 0.02 * abs(exact)
     torch.manual_seed(0)
-    one = vp.ELBO(net, vp.LOCAL_REPARAM, likelihood, prior, n_data=10).terms(x.repeat(n, 1), y.repeat(n, 1)).data_fit
+    one = (
+        vp.ELBO(net, vp.LOCAL_REPARAM, likelihood, prior, n_data=10)
+        .terms(x.repeat(n, 1), y.repeat(n, 1))
+        .data_fit
+    )
     assert abs(one - exact) < 5 * error
 
 
@@ -360,6 +386,8 @@ def test_local_reparametrisation_draws_the_output_of_the_layer():
 def test_equal_batches_average_to_the_whole(method):
     net = perturbed(mlp())
     x, y = torch.randn(12, 5), torch.randn(12, 2)
-    elbo = vp.ELBO(net, method, vp.likelihoods.Normal(2.0), vp.priors.Normal(10.0), n_data=12, kl_z_weight=0.3)
+    elbo = vp.ELBO(
+        net, method, vp.likelihoods.Normal(2.0), vp.priors.Normal(10.0), n_data=12, kl_z_weight=0.3
+    )
     parts = [elbo(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
     torch.testing.assert_close(sum(parts) / 3, elbo(x, y))

@@ -19,10 +19,14 @@ def mlp() -> nn.Module:
 
 
 def conv() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    )
 
 
-def objective(net: nn.Module, method: vp.Method, likelihood: vp.likelihoods.Likelihood, **options: object) -> vp.ELBO:
+def objective(
+    net: nn.Module, method: vp.Method, likelihood: vp.likelihoods.Likelihood, **options: object
+) -> vp.ELBO:
     prior = options.pop("prior", vp.priors.Normal(10.0))
     return vp.ELBO(vp.variational(net), method, likelihood, prior, n_data=N, **options).double()  # type: ignore[arg-type]
 
@@ -31,9 +35,13 @@ CASES = {
     "vbp": lambda: objective(mlp(), vp.VBP, vp.likelihoods.Normal()),
     "vbp with gates": lambda: objective(mlp(), vp.vbp(slope=5.0), vp.likelihoods.Normal(), kl_z_weight=0.1),
     "dvi": lambda: objective(mlp(), vp.DVI, vp.likelihoods.Normal(), prior=vp.priors.EmpiricalBayes()),
-    "heteroscedastic": lambda: objective(nn.Sequential(nn.Linear(3, 2)), vp.DVI, vp.likelihoods.HeteroscedasticNormal()),
+    "heteroscedastic": lambda: objective(
+        nn.Sequential(nn.Linear(3, 2)), vp.DVI, vp.likelihoods.HeteroscedasticNormal()
+    ),
     "convolution": lambda: objective(conv(), vp.VBP, vp.likelihoods.Categorical()),
-    "deterministic": lambda: vp.ELBO(mlp(), vp.DETERMINISTIC, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=N).double(),
+    "deterministic": lambda: vp.ELBO(
+        mlp(), vp.DETERMINISTIC, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=N
+    ).double(),
 }
 
 
@@ -51,7 +59,9 @@ def train_alone(elbo: vp.ELBO, x: Tensor, y: Tensor, seed: int, cosine: bool, wa
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(elbo.parameters(), lr=0.01)
     steps = EPOCHS * math.ceil(N / BATCH)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else 1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else 1.0
+    )
     for epoch in range(EPOCHS):
         statistic = torch.zeros((), dtype=x.dtype)
         for batch in torch.randperm(N, generator=generator).split(BATCH):
@@ -92,14 +102,18 @@ def test_equal_members_part_by_their_seeds_only() -> None:
     torch.manual_seed(0)
     members = [copy.deepcopy(elbo) for elbo in [CASES["vbp"]()] * 3]
     x, y = data("vbp", replicas=1)
-    vp.replicas.fit(members, x.expand(3, N, 3), y.expand(3, N, 1), epochs=2, batch_size=BATCH, seeds=[1, 1, 2])
+    vp.replicas.fit(
+        members, x.expand(3, N, 3), y.expand(3, N, 1), epochs=2, batch_size=BATCH, seeds=[1, 1, 2]
+    )
     assert close(members[0], members[1])
     assert not close(members[0], members[2])
 
 
 def test_a_sampling_method_draws_for_each_replica() -> None:
     torch.manual_seed(0)
-    members = [copy.deepcopy(elbo) for elbo in [objective(mlp(), vp.LOCAL_REPARAM, vp.likelihoods.Normal())] * 2]
+    members = [
+        copy.deepcopy(elbo) for elbo in [objective(mlp(), vp.LOCAL_REPARAM, vp.likelihoods.Normal())] * 2
+    ]
     x, y = data("vbp", replicas=1)
     vp.replicas.fit(members, x.expand(2, N, 3), y.expand(2, N, 1), epochs=2, batch_size=BATCH, seeds=[1, 1])
     assert not close(members[0], members[1])
@@ -158,7 +172,12 @@ def test_replicas_that_differ_in_more_than_their_values_are_refused() -> None:
     with pytest.raises(ValueError, match="differs from the first in method"):
         vp.replicas.fit([CASES["vbp"](), objective(mlp(), vp.DVI, vp.likelihoods.Normal())], x, y, epochs=1)
     with pytest.raises(ValueError, match="share one architecture"):
-        vp.replicas.fit([CASES["vbp"](), objective(nn.Sequential(nn.Linear(3, 1)), vp.VBP, vp.likelihoods.Normal())], x, y, epochs=1)
+        vp.replicas.fit(
+            [CASES["vbp"](), objective(nn.Sequential(nn.Linear(3, 1)), vp.VBP, vp.likelihoods.Normal())],
+            x,
+            y,
+            epochs=1,
+        )
     with pytest.raises(ValueError, match=r"x\.expand\(3"):
         vp.replicas.fit([CASES["vbp"]() for _ in range(3)], x, y, epochs=1)
     with pytest.raises(ValueError, match="at least one"):
@@ -171,16 +190,25 @@ def test_weights_count_like_repeated_rows_for_each_replica(float64: None) -> Non
     torch.manual_seed(0)
     x, y = torch.randn(2, 12, 2), torch.randn(2, 12, 1)
     counts = torch.tensor([[1, 2, 0, 3] * 3, [2, 2, 1, 1] * 3])  # 18 in all for either replica
-    repeated = [torch.stack([part.repeat_interleave(n, 0) for part, n in zip(t, counts, strict=True)]) for t in (x, y)]
+    repeated = [
+        torch.stack([part.repeat_interleave(n, 0) for part, n in zip(t, counts, strict=True)]) for t in (x, y)
+    ]
 
     def trained(data: list[torch.Tensor], batch_size: int) -> list[vp.ELBO]:
         torch.manual_seed(1)
-        nets = [vp.variational(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), logvar=-4.0) for _ in range(2)]
-        members = [vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=18) for net in nets]
+        nets = [
+            vp.variational(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), logvar=-4.0)
+            for _ in range(2)
+        ]
+        members = [
+            vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=18) for net in nets
+        ]
         vp.replicas.fit(members, *data, epochs=15, batch_size=batch_size)
         return members
 
     # Weights of mean one and n_data their sum in counts: the same loss as that of the repeated rows.
     weighted = trained([x, y, counts * (12 / 18)], 12)
     for a, b in zip(weighted, trained(repeated, 18), strict=True):
-        assert all(torch.allclose(value, b.state_dict()[name], rtol=1e-9) for name, value in a.state_dict().items())
+        assert all(
+            torch.allclose(value, b.state_dict()[name], rtol=1e-9) for name, value in a.state_dict().items()
+        )

@@ -14,20 +14,47 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop import attribution
 from varprop.estimators import BayesianMLPClassifier, BayesianMLPRegressor
+from varprop.inspect import attribution
 from varprop.predictive import ClassPredictive, NormalPredictive, concatenate, mixture, rescaled
-from varprop.report.cases import as_png
-from varprop.report.figures_classes import Classes, coverage
+from varprop.reporting.cases import as_png
+from varprop.reporting.figures_classes import Classes, coverage
 
 EVIL = "<script>alert(1)</script>"
-REGRESSION = ["truth", "reliability", "coverage", "pit", "error", "parts", "learning", "divergence", "shares", "snr"]
-CLASSES = ["confusion", "reliability", "coverage", "pit", "error", "epistemic", "aleatoric", "learning", "divergence", "shares", "snr"]
+REGRESSION = [
+    "truth",
+    "reliability",
+    "coverage",
+    "pit",
+    "error",
+    "parts",
+    "learning",
+    "divergence",
+    "shares",
+    "snr",
+]
+CLASSES = [
+    "confusion",
+    "reliability",
+    "coverage",
+    "pit",
+    "error",
+    "epistemic",
+    "aleatoric",
+    "learning",
+    "divergence",
+    "shares",
+    "snr",
+]
 
 
-def trained(likelihood: vp.likelihoods.Likelihood, x: torch.Tensor, y: torch.Tensor, outputs: int) -> tuple[vp.ELBO, pd.DataFrame]:
+def trained(
+    likelihood: vp.likelihoods.Likelihood, x: torch.Tensor, y: torch.Tensor, outputs: int
+) -> tuple[vp.ELBO, pd.DataFrame]:
     torch.manual_seed(0)
-    net = vp.variational(nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 12), nn.ReLU(), nn.Linear(12, outputs)))
+    net = vp.variational(
+        nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 12), nn.ReLU(), nn.Linear(12, outputs))
+    )
     elbo = vp.ELBO(net, vp.VBP, likelihood, vp.priors.Normal(10.0), n_data=len(x))
     return elbo, vp.fit(elbo, (x, y), epochs=4, progress=False)
 
@@ -76,11 +103,17 @@ class Page(HTMLParser):
             self.figures[self._figure] = given.get("aria-label") or ""
         if tag == "img":
             self.images.append(given)
-        self.loads += [v for k, v in attrs if k in ("src", "href", "xlink:href", "srcset") and v and not v.startswith(("#", "data:"))]
+        self.loads += [
+            v
+            for k, v in attrs
+            if k in ("src", "href", "xlink:href", "srcset") and v and not v.startswith(("#", "data:"))
+        ]
 
 
 @pytest.mark.parametrize(("name", "figures"), [("regression", REGRESSION), ("classes", CLASSES)])
-def test_every_figure_is_there_and_nothing_is_loaded(name: str, figures: list[str], request: pytest.FixtureRequest) -> None:
+def test_every_figure_is_there_and_nothing_is_loaded(
+    name: str, figures: list[str], request: pytest.FixtureRequest
+) -> None:
     path = request.getfixturevalue(name)
     page = Page(path)
     assert sorted(page.figures) == sorted(figures)
@@ -104,7 +137,9 @@ def test_class_names_are_escaped_inside_the_figures(tmp_path: Path) -> None:
     names = [EVIL, "$\\frac{", "a & b"]
     rng = np.random.default_rng(0)
     table = pd.DataFrame({EVIL: rng.normal(size=90), "b": rng.normal(size=90)})
-    model = BayesianMLPClassifier(hidden_layer_sizes=(4,), epochs=2, random_state=0).fit(table, np.array(names)[np.arange(90) % 3])
+    model = BayesianMLPClassifier(hidden_layer_sizes=(4,), epochs=2, random_state=0).fit(
+        table, np.array(names)[np.arange(90) % 3]
+    )
     text = vp.report(model, table, np.array(names)[np.arange(90) % 3], tmp_path / "r.html").read_text()
     assert "<script" not in text
     assert "&lt;script&gt;" in text
@@ -114,7 +149,10 @@ def test_class_names_are_escaped_inside_the_figures(tmp_path: Path) -> None:
 def test_images_are_shown_as_images(classes: Path) -> None:
     images = Page(classes).images
     assert len(images) == 24
-    assert all(str(image["src"]).startswith("data:image/png;base64,") and "truth" in str(image["alt"]) for image in images)
+    assert all(
+        str(image["src"]).startswith("data:image/png;base64,") and "truth" in str(image["alt"])
+        for image in images
+    )
 
 
 def test_large_images_are_made_small() -> None:
@@ -123,14 +161,34 @@ def test_large_images_are_made_small() -> None:
 
 
 @pytest.mark.parametrize("name", ["regression", "classes"])
-def test_a_browser_shows_it_without_complaint(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_browser_shows_it_without_complaint(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium is on the PATH; install the package chromium")
     path = request.getfixturevalue(name)
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    flags += ["--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--v=0", f"--user-data-dir={tmp_path}"]
-    done = subprocess.run([browser, *flags, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ]
+    flags += [
+        "--disable-component-update",
+        "--disable-sync",
+        "--enable-logging=stderr",
+        "--v=0",
+        f"--user-data-dir={tmp_path}",
+    ]
+    done = subprocess.run(
+        [browser, *flags, "--dump-dom", path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert not re.findall(r".*CONSOLE.*", done.stderr)
     (tmp_path / "dom.html").write_text(done.stdout)
     page, shown = Page(path), Page(tmp_path / "dom.html")
@@ -143,7 +201,9 @@ def test_estimators_and_several_targets(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 3))
     y = np.stack([100 + 10 * x[:, 0], x[:, 1]], 1)
-    model = BayesianMLPRegressor(hidden_layer_sizes=(4,), epochs=2, n_replicas=2, batch_size=60, random_state=0).fit(x, y)
+    model = BayesianMLPRegressor(
+        hidden_layer_sizes=(4,), epochs=2, n_replicas=2, batch_size=60, random_state=0
+    ).fit(x, y)
     text = vp.report(model, x, y, tmp_path / "r.html").read_text()
     assert "standard deviations of each target" in text
     assert "figure-truth" in text
@@ -156,8 +216,13 @@ def test_estimators_and_several_targets(tmp_path: Path) -> None:
 
 def test_other_likelihoods_have_a_report(tmp_path: Path) -> None:
     x = torch.randn(60, 2)
-    for likelihood, y in ((vp.likelihoods.Bernoulli(), (x[:, :1] > 0).float()), (vp.likelihoods.HeteroscedasticNormal(), x[:, :1])):
-        elbo, _ = trained(likelihood, x, y, 2 if isinstance(likelihood, vp.likelihoods.HeteroscedasticNormal) else 1)
+    for likelihood, y in (
+        (vp.likelihoods.Bernoulli(), (x[:, :1] > 0).float()),
+        (vp.likelihoods.HeteroscedasticNormal(), x[:, :1]),
+    ):
+        elbo, _ = trained(
+            likelihood, x, y, 2 if isinstance(likelihood, vp.likelihoods.HeteroscedasticNormal) else 1
+        )
         assert "figure-pit" in vp.report(elbo, x, y, tmp_path / "r.html").read_text()
 
 
@@ -165,7 +230,9 @@ def test_shares_of_variance_add_up_in_a_linear_network() -> None:
     net = vp.variational(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)), logvar=-14.0)
     elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=10)
     shares = attribution.variance_shares(elbo, torch.randn(50, 3))
-    assert sum(shares.values()) == pytest.approx(1.0, abs=1e-3)  # but for the product of two variances, which are small
+    assert sum(shares.values()) == pytest.approx(
+        1.0, abs=1e-3
+    )  # but for the product of two variances, which are small
     assert all(0 < share < 1 for share in shares.values())
     x = torch.randn(50, 3)
     only_last = nn.Sequential(net[1])
@@ -199,7 +266,9 @@ def test_predictions_join_and_rescale() -> None:
     torch.testing.assert_close(both.cdf(torch.zeros(10, 1))[5:], mixture(parts).cdf(torch.zeros(5, 1)))
     moved = rescaled(mixture(parts), 3.0, 2.0)
     assert isinstance(moved, vp.predictive.RegressionMixture)
-    torch.testing.assert_close(moved.interval(0.8)[0], mixture(parts).interval(0.8)[0] * 2 + 3, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        moved.interval(0.8)[0], mixture(parts).interval(0.8)[0] * 2 + 3, rtol=1e-4, atol=1e-4
+    )
     torch.testing.assert_close(moved.epistemic, mixture(parts).epistemic * 4)
     joined = concatenate([ClassPredictive(torch.full((2, 2), 0.5), torch.zeros(2))] * 3)
     assert joined.probs.shape == (6, 2)

@@ -55,16 +55,27 @@ def test_padding_is_certain() -> None:
 
 
 def test_padding_is_nothing_that_a_prior_weighs() -> None:
-    padded, plain = (vp.variational(nn.Embedding(n, 3, padding_idx=i), logvar=-2.0) for n, i in ((5, 2), (4, None)))
+    padded, plain = (
+        vp.variational(nn.Embedding(n, 3, padding_idx=i), logvar=-2.0) for n, i in ((5, 2), (4, None))
+    )
     rows = torch.tensor([0, 1, 3, 4])
     with torch.no_grad():
         plain.weight.copy_(padded.weight[rows])
         plain.weight_logvar.copy_(padded.weight_logvar[rows])
-    for prior in (vp.priors.Normal(2.0), vp.priors.LogUniform(), vp.priors.EmpiricalBayes(), vp.priors.Centred()):
-        first, second = (vp.ELBO(vp.centred(net), vp.VBP, vp.likelihoods.Normal(), prior, n_data=1).kl() for net in (padded, plain))
+    for prior in (
+        vp.priors.Normal(2.0),
+        vp.priors.LogUniform(),
+        vp.priors.EmpiricalBayes(),
+        vp.priors.Centred(),
+    ):
+        first, second = (
+            vp.ELBO(vp.centred(net), vp.VBP, vp.likelihoods.Normal(), prior, n_data=1).kl()
+            for net in (padded, plain)
+        )
         torch.testing.assert_close(first, second)
     (slope,) = torch.autograd.grad(
-        vp.ELBO(padded, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=1).kl(), padded.weight_logvar
+        vp.ELBO(padded, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=1).kl(),
+        padded.weight_logvar,
     )
     assert slope[2].abs().max() == 0
     assert slope[0].abs().min() > 0
@@ -93,7 +104,10 @@ BAGS: dict[str, tuple[dict[str, object], tuple[Tensor, ...]]] = {
     "sum with padding": ({"mode": "sum", "padding_idx": -1}, (WORDS,)),
     "weighted": ({"mode": "sum"}, (WORDS, None, torch.linspace(-1, 2, 12).view(3, 4).double())),
     "offsets": ({"mode": "mean"}, (WORDS.flatten(), torch.tensor([0, 5, 5, 10]))),
-    "last offset": ({"mode": "sum", "include_last_offset": True, "padding_idx": 0}, (WORDS.flatten(), torch.tensor([0, 3, 12]))),
+    "last offset": (
+        {"mode": "sum", "include_last_offset": True, "padding_idx": 0},
+        (WORDS.flatten(), torch.tensor([0, 3, 12])),
+    ),
 }
 
 
@@ -113,7 +127,9 @@ def test_bags_of_an_embedding_agree_with_sampling(name: str) -> None:
 def test_a_bag_in_a_network_trains_samples_compiles_and_saves(tmp_path) -> None:
     net = vp.variational(nn.Sequential(nn.EmbeddingBag(7, 4, padding_idx=0), nn.ReLU(), nn.Linear(4, 1)))
     for method in (vp.CVBP, vp.LOCAL_REPARAM):
-        vp.ELBO(net, method, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=3)(WORDS, torch.ones(3, 1)).backward()
+        vp.ELBO(net, method, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=3)(
+            WORDS, torch.ones(3, 1)
+        ).backward()
         assert net[0].weight_logvar.grad[1:].abs().sum() > 0
     elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=3)
     vp.save(elbo, tmp_path)
@@ -176,17 +192,19 @@ def test_attention_is_near_to_sampling(logvar: float) -> None:
 
 
 def test_attention_weighs_independent_scores_and_values_as_stated() -> None:
-    scores, values = (Gaussian(torch.randn(s).double(), torch.rand(s).double()) for s in ((4, 6, 6), (4, 6, 3)))
+    scores, values = (
+        Gaussian(torch.randn(s).double(), torch.rand(s).double()) for s in ((4, 6, 6), (4, 6, 3))
+    )
     samples = scores.sample((20_000,)).softmax(-1) @ values.sample((20_000,))
-    near(vp.delta.attend(scores, values)[0], samples, 0.03, 0.08)
+    near(vp.moments.attend(scores, values)[0], samples, 0.03, 0.08)
     kept = torch.rand(20_000, 4, 6, 6) > 0.25
     dropped = (scores.sample((20_000,)).softmax(-1) * kept / 0.75) @ values.sample((20_000,))
-    near(vp.delta.attend(scores, values, dropped=0.25)[0], dropped, 0.03, 0.08)
+    near(vp.moments.attend(scores, values, dropped=0.25)[0], dropped, 0.03, 0.08)
 
 
 def test_values_that_are_all_alike_have_no_variance_from_the_scores() -> None:
     scores = Gaussian(torch.randn(6, 6).double(), torch.rand(6, 6).double())
-    out, weights = vp.delta.attend(scores, torch.full((6, 2), 1e3).double())
+    out, weights = vp.moments.attend(scores, torch.full((6, 2), 1e3).double())
     assert out.var.max() < 1e-9
     assert weights.var.min() > 0
 
@@ -220,7 +238,11 @@ def test_without_variance_attention_is_that_of_torch(options: dict[str, object],
 def test_attention_without_a_batch_and_without_anything_random() -> None:
     module, x = nn.MultiheadAttention(4, 2).eval(), torch.randn(3, 4)
     expected = module(x, x, x)
-    for ours in (vp.VBP(module, x, x, x), vp.VBP(vp.variational(module, logvar=-40.0), x, x, x), vp.DETERMINISTIC(module, x, x, x)):
+    for ours in (
+        vp.VBP(module, x, x, x),
+        vp.VBP(vp.variational(module, logvar=-40.0), x, x, x),
+        vp.DETERMINISTIC(module, x, x, x),
+    ):
         for a, b in zip(flat(ours), flat(expected), strict=True):
             torch.testing.assert_close(a, b)
 
@@ -238,8 +260,12 @@ def test_attention_is_refused_where_it_would_be_wrong() -> None:
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu", nn.SiLU()])
-def test_a_transformer_encoder_without_variance_is_that_of_torch(norm_first: bool, activation: object) -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=activation, norm_first=norm_first, batch_first=True)
+def test_a_transformer_encoder_without_variance_is_that_of_torch(
+    norm_first: bool, activation: object
+) -> None:
+    layer = nn.TransformerEncoderLayer(
+        8, 2, 16, activation=activation, norm_first=norm_first, batch_first=True
+    )
     net = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False).eval()
     x, mask = torch.randn(2, 4, 8), nn.Transformer.generate_square_subsequent_mask(4)
     expected = net(x, mask=mask)
@@ -344,7 +370,11 @@ def test_a_layer_is_its_cell_unrolled() -> None:
     for t in range(6):
         state = vp.DVI(cell, x[t], state)
     output, (h, c) = vp.DVI(layer, x)
-    for ours, theirs in ((output.map(lambda t: t[-1]), state[0]), (h.map(lambda t: t[0]), state[0]), (c.map(lambda t: t[0]), state[1])):
+    for ours, theirs in (
+        (output.map(lambda t: t[-1]), state[0]),
+        (h.map(lambda t: t[0]), state[0]),
+        (c.map(lambda t: t[0]), state[1]),
+    ):
         torch.testing.assert_close(ours.mean, theirs.mean)
         torch.testing.assert_close(ours.var, theirs.var)
 
@@ -357,7 +387,10 @@ def test_recurrent_layers_have_gradients_and_compile(kind: type[nn.RNNBase]) -> 
     (f.mean.sum() + f.var.sum()).backward()
     assert all(p.grad.isfinite().all() for p in net.parameters())
     torch.compiler.reset()
-    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):  # which torch asks for whenever it meets one of these types
+    with (
+        torch.no_grad(),
+        torch._dynamo.config.patch(allow_rnn=True),
+    ):  # which torch asks for whenever it meets one of these types
         compiled = torch.compile(lambda x: vp.DVI(net, x)[0], fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(compiled.var, f.var)
 

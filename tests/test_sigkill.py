@@ -25,7 +25,9 @@ def train(checkpoint: Path, result: Path, started: Connection) -> None:
     torch.manual_seed(0)
     x = torch.randn(400, 8)
     y = x[:, :1].abs() + 0.1 * torch.randn(400, 1)
-    net = vp.variational(nn.Sequential(nn.Linear(8, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 1)))
+    net = vp.variational(
+        nn.Sequential(nn.Linear(8, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 1))
+    )
     elbo = vp.ELBO(net, vp.LOCAL_REPARAM, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=400)
     started.send(None)
     options: dict[str, Any] = {"batch_size": 64, "schedule": "cosine", "validation": 0.1, "kl_warmup": 5}
@@ -42,7 +44,9 @@ class Child:
         context.set_forkserver_preload([__name__])
         self.checkpoint = folder / "run.pt"
         ready, started = context.Pipe(duplex=False)
-        self.process = context.Process(target=train, args=(self.checkpoint, folder / "weights", started), daemon=True)
+        self.process = context.Process(
+            target=train, args=(self.checkpoint, folder / "weights", started), daemon=True
+        )
         self.process.start()
         assert ready.poll(60), "the child did not start"
 
@@ -61,7 +65,9 @@ class Child:
 
 def results(folder: Path) -> tuple[dict[str, torch.Tensor], pd.DataFrame]:
     history = pd.read_json(folder / "weights.json", precise_float=True)
-    return safetensors.torch.load_file(folder / "weights"), history[["epoch", "loss", "data_fit", "kl", "validation"]]
+    return safetensors.torch.load_file(folder / "weights"), history[
+        ["epoch", "loss", "data_fit", "kl", "validation"]
+    ]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a signal of POSIX systems")

@@ -7,7 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from varprop.table import Encoder, TableError, chunks, column_transformer, is_numeric, labels, numbers, read
+from varprop.table.encoding import (
+    Encoder,
+    TableError,
+    chunks,
+    column_transformer,
+    is_numeric,
+    labels,
+    numbers,
+    read,
+)
 
 
 @pytest.fixture
@@ -29,7 +38,12 @@ def table() -> pd.DataFrame:
 
 def test_the_encoder_gives_the_matrix_of_its_column_transformer(table: pd.DataFrame) -> None:
     numeric, categorical = ["area", "rooms", "constant"], ["town", "garden"]
-    values = pd.DataFrame({name: numbers(table[name]) if name in numeric else labels(table[name]) for name in numeric + categorical})
+    values = pd.DataFrame(
+        {
+            name: numbers(table[name]) if name in numeric else labels(table[name])
+            for name in numeric + categorical
+        }
+    )
     expected = column_transformer(values, numeric, categorical).fit_transform(values)
     encoder = Encoder.fit(table)
     np.testing.assert_allclose(encoder.transform(table), expected, rtol=1e-6, atol=1e-6)
@@ -72,7 +86,13 @@ def test_unused_columns_are_left_out(table: pd.DataFrame, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("values", "numeric"),
-    [(["1", " 2e3", None], True), (["1", "x"], False), (["true", "false"], False), (["1", "inf"], True), ([True, False], False)],
+    [
+        (["1", " 2e3", None], True),
+        (["1", "x"], False),
+        (["true", "false"], False),
+        (["1", "inf"], True),
+        ([True, False], False),
+    ],
 )
 def test_what_counts_as_a_number(values: list[object], numeric: bool) -> None:
     assert is_numeric(pd.Series(values)) is numeric
@@ -89,7 +109,9 @@ def test_what_counts_as_a_number(values: list[object], numeric: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("types", [None, {"a": "float64"}])
-def test_files_that_are_no_tables(tmp_path: Path, content: bytes, said: str, types: dict[str, str] | None) -> None:
+def test_files_that_are_no_tables(
+    tmp_path: Path, content: bytes, said: str, types: dict[str, str] | None
+) -> None:
     path = tmp_path / "data.csv"
     path.write_bytes(content)
     with pytest.raises(TableError, match=said):
@@ -108,7 +130,10 @@ def test_a_wrong_value_far_down_is_named_with_its_row(table: pd.DataFrame, tmp_p
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        ([f"id {i}" for i in range(200)], r"column 'extra' is text \('id 0' in row 1\) with 200 different values"),
+        (
+            [f"id {i}" for i in range(200)],
+            r"column 'extra' is text \('id 0' in row 1\) with 200 different values",
+        ),
         ([None] * 200, "column 'extra' has no values"),
         (pd.date_range("2020-01-01", periods=200), "column 'extra' holds dates"),
         ([1.0, np.inf] * 100, "column 'extra' has 'inf' in row 2"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import varprop as vp
-from varprop import training
+from varprop.training import loop as training
 
 N = 50
 torch.manual_seed(7)
@@ -33,7 +33,9 @@ def same(a: vp.ELBO, b: vp.ELBO) -> bool:
 
 
 def close(a: vp.ELBO, b: vp.ELBO, **tolerance: float) -> bool:
-    return all(torch.allclose(value, b.state_dict()[name], **tolerance) for name, value in a.state_dict().items())
+    return all(
+        torch.allclose(value, b.state_dict()[name], **tolerance) for name, value in a.state_dict().items()
+    )
 
 
 class Spy:
@@ -59,7 +61,15 @@ class Spy:
 
 def test_history_has_a_row_for_each_epoch() -> None:
     history = vp.fit(objective(), (X, Y), epochs=5, validation=(OTHER, OTHER[:, :1].abs()))
-    assert list(history.columns) == ["epoch", "loss", "data_fit", "kl", "seconds", "rows_per_second", "validation"]
+    assert list(history.columns) == [
+        "epoch",
+        "loss",
+        "data_fit",
+        "kl",
+        "seconds",
+        "rows_per_second",
+        "validation",
+    ]
     assert history.epoch.tolist() == [0, 1, 2, 3, 4]
     assert history.notna().all().all()
     assert (history.rows_per_second > 0).all()
@@ -134,7 +144,14 @@ def test_cosine_falls_from_the_rate_to_zero() -> None:
 
 def test_a_schedule_of_the_user_steps_each_epoch() -> None:
     spy = Spy(lr=0.5)
-    vp.fit(objective(), (X, Y), epochs=3, batch_size=25, optimizer=spy, schedule=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.1))
+    vp.fit(
+        objective(),
+        (X, Y),
+        epochs=3,
+        batch_size=25,
+        optimizer=spy,
+        schedule=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.1),
+    )
     assert spy.rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005, 0.005])
 
 
@@ -192,7 +209,9 @@ def test_the_best_weights_are_restored() -> None:
     elbo = objective()
     history = vp.fit(elbo, (X, Y), epochs=12, lr=0.3, validation=held_out)
     assert history.validation.idxmax() < 11
-    assert float(elbo.predict(OTHER).log_prob(held_out[1]).mean()) == pytest.approx(history.validation.max(), rel=1e-5)
+    assert float(elbo.predict(OTHER).log_prob(held_out[1]).mean()) == pytest.approx(
+        history.validation.max(), rel=1e-5
+    )
 
 
 def test_patience_ends_the_run() -> None:
@@ -228,7 +247,13 @@ def test_weights_count_like_repeated_rows(float64: None) -> None:
     n = int(counts.sum())
     weighted, duplicated = objective(), objective(n)
     # The weighted loss is n/N times the other: plain descent with the rate divided by that takes the same steps.
-    vp.fit(weighted, (x, y, counts.double()), epochs=30, batch_size=n, optimizer=lambda p: torch.optim.SGD(p, lr=0.02 * N / n))
+    vp.fit(
+        weighted,
+        (x, y, counts.double()),
+        epochs=30,
+        batch_size=n,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.02 * N / n),
+    )
     vp.fit(duplicated, repeated, epochs=30, batch_size=n, optimizer=lambda p: torch.optim.SGD(p, lr=0.02))
     assert close(weighted, duplicated, rtol=1e-9, atol=1e-12)
     assert not close(weighted, objective(), rtol=1e-2)
@@ -280,7 +305,9 @@ def test_data_is_checked() -> None:
 def test_missing_values_end_the_run() -> None:
     x = X.clone()
     x[3, 1] = math.nan
-    with pytest.raises(FloatingPointError, match="the loss is nan in epoch 0; check the data, lower lr, or set clip"):
+    with pytest.raises(
+        FloatingPointError, match="the loss is nan in epoch 0; check the data, lower lr, or set clip"
+    ):
         vp.fit(objective(), (x, Y))
 
 
@@ -310,12 +337,16 @@ def test_loggers_of_fabric_are_told(tmp_path: Path) -> None:
 
 
 def own_generator() -> DataLoader[Any]:
-    return DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(5))
+    return DataLoader(
+        TensorDataset(X, Y), batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(5)
+    )
 
 
 def own_sampler() -> DataLoader[Any]:
     data = TensorDataset(X, Y)
-    return DataLoader(data, batch_size=16, sampler=RandomSampler(data, generator=torch.Generator().manual_seed(5)))
+    return DataLoader(
+        data, batch_size=16, sampler=RandomSampler(data, generator=torch.Generator().manual_seed(5))
+    )
 
 
 RUNS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -369,7 +400,9 @@ def stopping(epoch: int) -> Fabric:
     return fabric
 
 
-def test_a_checkpoint_is_written_every_so_many_epochs_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_written_every_so_many_epochs_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[int] = []
     monkeypatch.setattr(training._Run, "save", lambda run, path: written.append(run.epoch))
     vp.fit(objective(), (X, Y), epochs=8, checkpoint=tmp_path / "run.pt", every=3)
@@ -393,7 +426,9 @@ def test_wrong_checkpoints_are_refused_and_change_nothing(tmp_path: Path) -> Non
     def refused(message: str, elbo: vp.ELBO | None = None, **options: Any) -> None:
         elbo = elbo or objective()
         before = {name: value.clone() for name, value in elbo.state_dict().items()}
-        with pytest.raises(ValueError, match=f"cannot resume from .*run.pt: {message}.*; delete the file, or give another") as error:
+        with pytest.raises(
+            ValueError, match=f"cannot resume from .*run.pt: {message}.*; delete the file, or give another"
+        ) as error:
             vp.fit(elbo, (X, Y), epochs=2, checkpoint=path, resume=True, **options)
         assert "\n" not in str(error.value)
         assert all(torch.equal(value, before[name]) for name, value in elbo.state_dict().items())
@@ -402,7 +437,10 @@ def test_wrong_checkpoints_are_refused_and_change_nothing(tmp_path: Path) -> Non
     refused("it was written with another optimiser", **adam_only)
     refused("it was written with another schedule", schedule=lambda o: torch.optim.lr_scheduler.ConstantLR(o))
     wider = vp.variational(nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 1)))
-    refused("it belongs to another network", vp.ELBO(wider, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=N))
+    refused(
+        "it belongs to another network",
+        vp.ELBO(wider, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=N),
+    )
     for cut in (0, 10, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
         refused("it is damaged, or no checkpoint")

@@ -2,21 +2,23 @@
 
 from typing import TYPE_CHECKING, Any
 
-from . import delta, functional, likelihoods, metrics, predictive, priors, replicas
-from .audit import Audit, audit
-from .calibration import calibrate, import_posterior
+from . import likelihoods, moments, predictive, priors
 from .correlated import correlated
-from .description import ModelFileError
-from .export import export, export_onnx
-from .filtering import AssumedDensityFilter
 from .gaussian import Gaussian
+from .inspect import metrics
+from .inspect.consistency import Audit, audit
+from .inspect.operations import summary
+from .io.description import ModelFileError
+from .io.files import load, save
+from .io.program import export, export_onnx
 from .methods import CVBP, DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
-from .modelfile import load, save
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import centred, posteriors, variational
-from .report import report
-from .summary import summary
-from .training import fit
+from .reporting import report
+from .training import replicas
+from .training.calibration import calibrate, import_posterior
+from .training.filtering import AssumedDensityFilter
+from .training.loop import fit
 
 __version__ = "0.1.0"
 
@@ -56,15 +58,14 @@ __all__ = [
     "calibrate",
     "centred",
     "correlated",
-    "delta",
     "export",
     "export_onnx",
     "fit",
-    "functional",
     "import_posterior",
     "likelihoods",
     "load",
     "metrics",
+    "moments",
     "posteriors",
     "predictive",
     "priors",

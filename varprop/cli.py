@@ -63,7 +63,11 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
         except (ValueError, OSError, ImportError, FloatingPointError, MemoryError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            message = f"{error.filename}: {error.strerror}." if isinstance(error, OSError) and error.filename else str(error)
+            message = (
+                f"{error.filename}: {error.strerror}."
+                if isinstance(error, OSError) and error.filename
+                else str(error)
+            )
             typer.echo(f"varprop: {message.strip().splitlines()[0]}", err=True)
             raise typer.Exit(2) from None
 
@@ -71,7 +75,9 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
     if show:
         from . import __version__
 
@@ -84,14 +90,24 @@ def fit(
     data: Data,
     target: Annotated[str, typer.Option(help="Column to predict.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
-    task: Annotated[Task, typer.Option(help="auto: text, and whole numbers with at most 10 values, are classes.")] = Task.auto,
-    method: Annotated[MethodName, typer.Option(help="How mean and variance pass through the network.")] = MethodName.dvi,
+    task: Annotated[
+        Task, typer.Option(help="auto: text, and whole numbers with at most 10 values, are classes.")
+    ] = Task.auto,
+    method: Annotated[
+        MethodName, typer.Option(help="How mean and variance pass through the network.")
+    ] = MethodName.dvi,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the data; by default enough for its size.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Passes over the data; by default enough for its size.", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
-    holdout: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of the rows kept out of training to judge it.")] = 0.1,
-    ignore: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be given several times.", show_default=False)] = None,
+    holdout: Annotated[
+        float, typer.Option(min=0.0, max=0.5, help="Share of the rows kept out of training to judge it.")
+    ] = 0.1,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="Column to leave out; may be given several times.", show_default=False),
+    ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -100,8 +116,9 @@ def fit(
     Numbers are scaled, categories become indicators, missing values are filled in; all of it is kept with the model.
     """
     _check_free(out, overwrite, is_folder=True)
-    from . import metrics, tabular
-    from .table import Encoder, check_present, read
+    from .inspect import metrics
+    from .table import model as tabular
+    from .table.encoding import Encoder, check_present, read
 
     began = time.perf_counter()
     table = read(data)
@@ -113,7 +130,9 @@ def fit(
     training, held_out = tabular.split(table, column, holdout, seed)
     read_by = time.perf_counter()
     options = {"method": method.value, "epochs": epochs or "auto", "random_state": seed}
-    model = tabular.train(training, column, encoder, verbose=not quiet and Console(stderr=True).is_terminal, **options)
+    model = tabular.train(
+        training, column, encoder, verbose=not quiet and Console(stderr=True).is_terminal, **options
+    )
     trained_by = time.perf_counter()
     model.save(out)
     rows = {
@@ -124,7 +143,10 @@ def fit(
     }
     if len(held_out):
         y = column.encode(held_out[target])
-        rows |= {f"held out: {name}": _shown(value) for name, value in metrics.summary(model.predictive(held_out), y).items()}
+        rows |= {
+            f"held out: {name}": _shown(value)
+            for name, value in metrics.summary(model.predictive(held_out), y).items()
+        }
     _print(f"{target} → {out}", rows)
 
 
@@ -132,7 +154,10 @@ def fit(
 def predict(
     model: Model,
     data: Data,
-    out: Annotated[Path | None, typer.Option(help="CSV file for the predictions; standard output by default.", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="CSV file for the predictions; standard output by default.", show_default=False),
+    ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -143,8 +168,8 @@ def predict(
     """
     if out is not None:
         _check_free(out, overwrite)
-    from .storage import replacing
-    from .tabular import TableModel
+    from .io.storage import replacing
+    from .table.model import TableModel
 
     loaded = TableModel.load(model)
     target: Any = nullcontext(sys.stdout.buffer) if out is None else replacing(out)
@@ -159,9 +184,9 @@ def predict(
 @command
 def evaluate(model: Model, data: Data) -> None:
     """Measure a model on a table that has the target column, and audit its posterior on the first rows."""
-    from . import metrics
+    from .inspect import metrics
     from .posterior import posteriors
-    from .table import chunks
+    from .table.encoding import chunks
 
     loaded, p, y = _judged(model, data)
     rows = {name: _shown(value) for name, value in metrics.summary(p, y).items()}
@@ -180,9 +205,9 @@ def report(
 ) -> None:
     """Write one HTML page with pictures of how a model does on a table that has the target column."""
     _check_free(out, overwrite)
-    from .report import report as write
-    from .table import read
-    from .tabular import TableModel
+    from .reporting import report as write
+    from .table.encoding import read
+    from .table.model import TableModel
 
     loaded = TableModel.load(model)
     table = read(data, {**loaded.types, loaded.target.name: "str"})
@@ -202,8 +227,8 @@ def export(
     their place, from 0, in the list that the file's metadata hold. A place that is not in the list gives NaN.
     """
     _check_free(out, overwrite)
-    from .export import export_onnx
-    from .tabular import TableModel
+    from .io.program import export_onnx
+    from .table.model import TableModel
 
     loaded = TableModel.load(model)
     export_onnx(loaded, out)
@@ -215,12 +240,16 @@ def export(
     if loaded.target.classes is None:
         rows[f"outputs for {loaded.target.name}"] = "mean, variance, epistemic, aleatoric"
     else:
-        rows[f"outputs for {loaded.target.name}"] = f"probabilities ({_places(loaded.target.classes)}), entropy, mutual_information"
+        rows[f"outputs for {loaded.target.name}"] = (
+            f"probabilities ({_places(loaded.target.classes)}), entropy, mutual_information"
+        )
     _print(f"{model} → {out}", rows)
 
 
 @command
-def demo(out: Annotated[Path, typer.Option(help="Folder for the report and the figure.")] = Path("demo")) -> None:
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the report and the figure.")] = Path("demo"),
+) -> None:
     """Fit two data sets that scikit-learn carries, show what uncertainty adds, write a report and draw a figure."""
     from .demo import demo as run
 
@@ -236,8 +265,8 @@ def _judged(folder: Path, data: Path) -> tuple[Any, Any, Any]:
     import torch
 
     from .predictive import concatenate
-    from .table import chunks
-    from .tabular import TableModel
+    from .table.encoding import chunks
+    from .table.model import TableModel
 
     model = TableModel.load(folder)
     parts = [
@@ -251,13 +280,17 @@ def _check_free(out: Path, overwrite: bool, is_folder: bool = False) -> None:
     """Refuse, before any work is done, a place that is taken or cannot be written to."""
     if out.exists() and (not overwrite or out.is_dir() != is_folder):
         remedy = ", or --overwrite to replace it" if out.is_dir() == is_folder else ""
-        raise FileExistsError(f"{out} exists{' and is a folder' * (out.is_dir() and not is_folder)}; give another --out{remedy}.")
+        raise FileExistsError(
+            f"{out} exists{' and is a folder' * (out.is_dir() and not is_folder)}; give another --out{remedy}."
+        )
     folder = next(parent for parent in out.absolute().parents if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OSError(f"{out} cannot be written: {folder} is {'not writable' if folder.is_dir() else 'not a folder'}.") from error
+        raise OSError(
+            f"{out} cannot be written: {folder} is {'not writable' if folder.is_dir() else 'not a folder'}."
+        ) from error
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn import functional as F
 
-from .functional import smooth_slope
 from .gaussian import Activation, Gaussian, mean_of, move, sqrt
 from .methods import functions, moments
 from .methods.base import Method, Rule, Watching
 from .methods.correlation import gain
 from .methods.dvi import DVI
 from .methods.kinds import parts_of
+from .moments import smooth_slope
 from .posterior import Layer, is_random, posteriors
 
 TOGETHER = 0.5
@@ -67,7 +67,9 @@ def correlated(net: nn.Module, *x: Activation, method: Method = DVI) -> Gaussian
         def var(output: Tensor) -> Tensor:
             of_weights, of_noise = gradients(output)
             slopes = [*of_weights.values(), *of_noise]
-            return torch.stack([g.flatten().square() @ v.flatten() for g, v in zip(slopes, variances, strict=True)]).sum()
+            return torch.stack(
+                [g.flatten().square() @ v.flatten() for g, v in zip(slopes, variances, strict=True)]
+            ).sum()
 
         outputs = torch.eye(f.numel(), dtype=f.dtype, device=f.device).view(-1, *f.shape)
         return f, vmap(var, chunk_size=max(1, ENTRIES // sources))(outputs).view(f.shape)
@@ -76,7 +78,9 @@ def correlated(net: nn.Module, *x: Activation, method: Method = DVI) -> Gaussian
     output = noise.method(method)(net, *noise.inputs(first))
     if not isinstance(output, Gaussian):
         kind = type(output).__name__
-        raise TypeError(f"correlated: needs one Gaussian as the network's output, and {method.name} gives a {kind}; see vp.DVI(net, x).")
+        raise TypeError(
+            f"correlated: needs one Gaussian as the network's output, and {method.name} gives a {kind}; see vp.DVI(net, x)."
+        )
     shifts = [torch.zeros_like(var) for var in noise.variances]
     sources = sum(w.mean.numel() for w in weights.values()) + sum(shift.numel() for shift in shifts)
     at_once = max(1, ENTRIES // (output.mean.numel() * sources))
@@ -85,17 +89,29 @@ def correlated(net: nn.Module, *x: Activation, method: Method = DVI) -> Gaussian
 
 def _check(net: nn.Module, x: Sequence[Activation], method: Method) -> None:
     if method.samples:
-        raise ValueError(f"correlated: {method.name} draws samples and carries no variance; give a method with moments, such as vp.DVI.")
+        raise ValueError(
+            f"correlated: {method.name} draws samples and carries no variance; give a method with moments, such as vp.DVI."
+        )
     if next(posteriors(net), None) is None and not any(isinstance(a, Gaussian) for a in x):
-        raise ValueError("correlated: neither the weights nor the inputs are random; make weights random with variational(net).")
+        raise ValueError(
+            "correlated: neither the weights nor the inputs are random; make weights random with variational(net)."
+        )
     if not x or any(len(a.shape) == 0 or a.shape[0] != x[0].shape[0] or a.shape[0] == 0 for a in x):
-        raise ValueError(f"correlated: inputs must have examples in their first dimension, got shapes {[tuple(a.shape) for a in x]}.")
+        raise ValueError(
+            f"correlated: inputs must have examples in their first dimension, got shapes {[tuple(a.shape) for a in x]}."
+        )
     for module in net.modules():
         norm, kind = isinstance(module, nn.modules.batchnorm._BatchNorm), type(module).__name__
         if norm and (module.training or module.running_mean is None):
-            raise ValueError(f"correlated: {kind} mixes examples by the statistics of a batch; give it running ones and call net.eval().")
-        if module.training and (isinstance(module, nn.modules.dropout._DropoutNd) or getattr(module, "dropout", False)):
-            raise ValueError(f"correlated: {kind} is in training, where it drops entries; call net.eval() first.")
+            raise ValueError(
+                f"correlated: {kind} mixes examples by the statistics of a batch; give it running ones and call net.eval()."
+            )
+        if module.training and (
+            isinstance(module, nn.modules.dropout._DropoutNd) or getattr(module, "dropout", False)
+        ):
+            raise ValueError(
+                f"correlated: {kind} is in training, where it drops entries; call net.eval() first."
+            )
 
 
 class _Bound(nn.Module):
@@ -121,7 +137,14 @@ def _alone(net: nn.Module, method: Method, x: Sequence[Activation]) -> set[nn.Mo
             rows[layer] += x.shape[:-1].numel()
         return rule(method, layer, x)
 
-    (method | {key: Watching(counted, rule) for key, rule in method.rules.items() if moments.affine in parts_of(rule)})(net, *x)
+    (
+        method
+        | {
+            key: Watching(counted, rule)
+            for key, rule in method.rules.items()
+            if moments.affine in parts_of(rule)
+        }
+    )(net, *x)
     return {layer for layer, n in rows.items() if n == 1}
 
 
@@ -135,7 +158,10 @@ def _weights(net: nn.Module, alone: set[nn.Module]) -> Iterator[tuple[str, Gauss
         if q.scales is not None:
             for part in ("group", "layer"):
                 mean, logvar = getattr(q.scales, f"{part}_mean"), getattr(q.scales, f"{part}_logvar")
-                yield ".".join(filter(None, ("net", path, "scales", f"{part}_mean"))), Gaussian.of(mean, logvar.exp())
+                yield (
+                    ".".join(filter(None, ("net", path, "scales", f"{part}_mean"))),
+                    Gaussian.of(mean, logvar.exp()),
+                )
 
 
 # -------------------------------------------------------------------------------------------------- noise that layers add
@@ -162,15 +188,26 @@ class _Noise:
     def method(self, method: Method) -> Method:
         """The method, whose rules note what they add where the library knows it."""
         rules = {key: (rule, set(parts_of(rule))) for key, rule in method.rules.items()}
-        noisy = {key: Watching(NOISE[f], self, rule) for key, (rule, parts) in rules.items() for f in parts if f in NOISE}
-        return method | noisy | {key: partial(_average, rule) for key, (rule, parts) in rules.items() if parts & AVERAGES}
+        noisy = {
+            key: Watching(NOISE[f], self, rule)
+            for key, (rule, parts) in rules.items()
+            for f in parts
+            if f in NOISE
+        }
+        return (
+            method
+            | noisy
+            | {key: partial(_average, rule) for key, (rule, parts) in rules.items() if parts & AVERAGES}
+        )
 
 
 def _affine(noise: _Noise, rule: Rule, method: Method, layer: Layer, x: Activation) -> Any:
     """A layer's second order, deviations of its weights times deviations of its input (Eq. 50); all of its noise where it is alone."""
     y = rule(method, layer, x)
     if layer in noise.alone:
-        return noise.added(y, y.var if isinstance(x, Tensor) else rule(method, layer, sqrt(x.second_moment)).var)
+        return noise.added(
+            y, y.var if isinstance(x, Tensor) else rule(method, layer, sqrt(x.second_moment)).var
+        )
     if isinstance(x, Tensor) or not is_random(layer):
         return y
     apart = rule(method, layer, x.std).var - rule(method, layer, torch.zeros_like(x.mean)).var
@@ -181,20 +218,27 @@ def _affine(noise: _Noise, rule: Rule, method: Method, layer: Layer, x: Activati
 
 def _shared(noise: _Noise, rule: Rule, method: Method, layer: Layer, x: Gaussian, y: Gaussian) -> Gaussian:
     """The part of the second order that positions have in common, since they share the weights (Eq. 51)."""
-    shift = {"net.weight": noise.shift(TOGETHER * dict(posteriors(layer))["weight"].var.expand_as(layer.weight))}
+    shift = {
+        "net.weight": noise.shift(TOGETHER * dict(posteriors(layer))["weight"].var.expand_as(layer.weight))
+    }
     if layer.bias is not None:
         shift["net.bias"] = torch.zeros_like(layer.bias)
     common = functional_call(_Bound(layer), shift, (partial(rule, method), x.std))
     return Gaussian.of(y.mean + mean_of(common), y.var)
 
 
-def _bilinear(noise: _Noise, rule: Rule, method: Method, function: Any, a: Any, b: Any, *rest: Any, **options: Any) -> Any:
+def _bilinear(
+    noise: _Noise, rule: Rule, method: Method, function: Any, a: Any, b: Any, *rest: Any, **options: Any
+) -> Any:
     """A product of two random values: the product of their deviations (Eq. 50)."""
     y = rule(method, function, a, b, *rest, **options)
     if a is b or not (isinstance(a, Gaussian) and isinstance(b, Gaussian)):
         return y
     deviations = [Gaussian.of(torch.zeros_like(g.mean), g.var) for g in (a, b)]
-    without_bias = (*(None for _ in rest[:1]), *rest[1:]), {name: value for name, value in options.items() if name != "bias"}
+    without_bias = (
+        (*(None for _ in rest[:1]), *rest[1:]),
+        {name: value for name, value in options.items() if name != "bias"},
+    )
     return noise.added(y, rule(method, function, *deviations, *without_bias[0], **without_bias[1]).var)
 
 
@@ -205,7 +249,13 @@ def _activation(noise: _Noise, rule: Rule, method: Method, module: nn.Module, x:
 
 
 def _elementwise(
-    noise: _Noise, rule: Rule, method: Method, function: Callable[..., Tensor], x: Gaussian, *args: Any, **options: Any
+    noise: _Noise,
+    rule: Rule,
+    method: Method,
+    function: Callable[..., Tensor],
+    x: Gaussian,
+    *args: Any,
+    **options: Any,
 ) -> Any:
     y = rule(method, function, x, *args, **options)
     return noise.added(y, _left(y, smooth_slope(lambda t: function(t, *args, **options), x), x))
@@ -215,7 +265,9 @@ def _left(y: Gaussian, slope: Any, x: Gaussian) -> Tensor:
     return F.relu(y.var - slope**2 * x.var)
 
 
-def _average(rule: Rule, method: Method, average: Callable[..., Tensor], x: Activation, *args: Any, **options: Any) -> Any:
+def _average(
+    rule: Rule, method: Method, average: Callable[..., Tensor], x: Activation, *args: Any, **options: Any
+) -> Any:
     """Positions that are averaged have come from the same weights: in part they deviate together (Eq. 51)."""
     if not isinstance(x, Gaussian):
         return rule(method, average, x, *args, **options)

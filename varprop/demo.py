@@ -15,12 +15,13 @@ from sklearn.datasets import load_diabetes, load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
-from . import likelihoods, metrics, priors
+from . import likelihoods, priors
+from .inspect import metrics
 from .methods import DETERMINISTIC, DVI, VBP, Method
 from .objectives import ELBO
 from .posterior import variational
-from .report import report
-from .training import fit
+from .reporting import report
+from .training.loop import fit
 
 METHODS = {"plain network": DETERMINISTIC, "VBP": VBP}
 
@@ -31,12 +32,16 @@ def demo(out: str | Path = "demo") -> None:
     console.print("[bold]diabetes[/]: 442 patients, 10 measurements, progress of the disease after a year")
     console.print(_table("test log-likelihood", "RMSE", "in 90 % interval", **_diabetes()))
     console.print("[bold]digits[/]: 1797 images of 8 × 8 pixels, a small convolutional network")
-    console.print(_table("test log-likelihood", "error", "calibration error", **_digits(Path(out) / "report.html")))
+    console.print(
+        _table("test log-likelihood", "error", "calibration error", **_digits(Path(out) / "report.html"))
+    )
     console.print(f"A page about the last of these networks: {Path(out) / 'report.html'}")
     console.print(f"A regression with its uncertainty: {_curve(Path(out) / 'regression.png')}")
 
 
-def _objective(net: nn.Module, method: Method, likelihood: likelihoods.Likelihood, precision: float, n: int) -> ELBO:
+def _objective(
+    net: nn.Module, method: Method, likelihood: likelihoods.Likelihood, precision: float, n: int
+) -> ELBO:
     net = copy.deepcopy(net)
     if method is VBP:
         variational(net)
@@ -56,7 +61,11 @@ def _diabetes() -> dict[str, list[float]]:
         fit(elbo, (x_train, y_train), epochs=150, batch_size=32, schedule="cosine")
         p: Any = elbo.predict(x_test)
         likelihood = metrics.log_likelihood(p, y_test) - math.log(scale)
-        rows[name] = [float(likelihood), float(metrics.rmse(p, y_test) * scale), float(metrics.coverage(p, y_test, 0.9))]
+        rows[name] = [
+            float(likelihood),
+            float(metrics.rmse(p, y_test) * scale),
+            float(metrics.coverage(p, y_test, 0.9)),
+        ]
     return rows
 
 
@@ -89,13 +98,17 @@ def _digits(page: Path) -> dict[str, list[float]]:
 def _curve(out: Path) -> Path:
     """A noisy sine, seen on both sides of a gap, by two methods."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.cat([torch.rand(120, 1, generator=generator) * 2 - 3, torch.rand(120, 1, generator=generator) * 2 + 1])
+    x = torch.cat(
+        [torch.rand(120, 1, generator=generator) * 2 - 3, torch.rand(120, 1, generator=generator) * 2 + 1]
+    )
     y = torch.sin(2 * x) + 0.1 * torch.randn(x.shape, generator=generator)
     fits = {}
     for name, method, kl_z_weight in (("VBP, gates' divergence kept", VBP, 0.1), ("DVI", DVI, 0.0)):
         torch.manual_seed(0)
         net = variational(nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1)))
-        elbo = ELBO(net, method, likelihoods.Normal(), priors.Normal(0.5), n_data=len(x), kl_z_weight=kl_z_weight)
+        elbo = ELBO(
+            net, method, likelihoods.Normal(), priors.Normal(0.5), n_data=len(x), kl_z_weight=kl_z_weight
+        )
         fit(elbo, (x, y), epochs=200, batch_size=40, lr=0.02, schedule="cosine")
         fits[name] = elbo
     return draw(fits, x, y, out)
@@ -112,7 +125,9 @@ def draw(fits: dict[str, ELBO], x: Tensor, y: Tensor, path: Path) -> Path:
         p: Any = elbo.predict(grid)
         low, high = p.interval(0.9)
         spread = NormalDist().inv_cdf(0.95) * p.epistemic.sqrt()
-        axes.fill_between(axis, low.flatten(), high.flatten(), color="#9ecae1", alpha=0.5, lw=0, label="90 % of new data")
+        axes.fill_between(
+            axis, low.flatten(), high.flatten(), color="#9ecae1", alpha=0.5, lw=0, label="90 % of new data"
+        )
         inner = ((p.mean + sign * spread).flatten() for sign in (-1, 1))
         axes.fill_between(axis, *inner, color="#3182bd", alpha=0.4, lw=0, label="of it, from unknown weights")
         axes.plot(axis, p.mean.flatten(), color="#08519c", lw=1.8, label="mean")

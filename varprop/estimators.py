@@ -107,9 +107,13 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         return self
 
     def _validated(self, X: Any, y: Any, new: bool) -> tuple[np.ndarray, np.ndarray]:
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True, reset=new)
+        X, y = validate_data(
+            self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True, reset=new
+        )
         if not new and y.shape[1:] != self.y_mean_.shape:
-            raise ValueError(f"y has the shape {y.shape} of another task; it was first fitted with {self.n_outputs_} targets.")
+            raise ValueError(
+                f"y has the shape {y.shape} of another task; it was first fitted with {self.n_outputs_} targets."
+            )
         return X, y
 
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
@@ -143,7 +147,9 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log density of each row's targets."""
         check_is_fitted(self)
-        target = self._target(np.asarray(y, dtype=np.float64).reshape(-1, *self.y_mean_.shape), self._weight_dtype())
+        target = self._target(
+            np.asarray(y, dtype=np.float64).reshape(-1, *self.y_mean_.shape), self._weight_dtype()
+        )
         rows = iter(target.split(ROWS))
         (log_prob,) = self._predicted(X, lambda p: (p.log_prob(next(rows)),))
         return log_prob - np.log(self.y_scale_).sum()
@@ -211,7 +217,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self._fit(X, y, sample_weight, new)
         return self
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> BayesianMLPClassifier:
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> BayesianMLPClassifier:
         """Train for one pass over more rows; the first call must name all classes. The scales stay those of the first call."""
         new = not hasattr(self, "members_")
         X, y = self._validated(X, y, new)
@@ -234,7 +242,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def _target(self, y: np.ndarray, dtype: torch.dtype) -> Tensor:
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise ValueError(f"y has classes {unknown.tolist()} that are not among those of the first fit, {self.classes_.tolist()}.")
+            raise ValueError(
+                f"y has classes {unknown.tolist()} that are not among those of the first fit, {self.classes_.tolist()}."
+            )
         return torch.as_tensor(np.searchsorted(self.classes_, y))
 
     def _likelihood(self) -> tuple[Likelihood, int]:

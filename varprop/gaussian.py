@@ -68,7 +68,9 @@ class Gaussian:
 
     def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw `shape` independent copies by reparametrisation: gradients reach mean and variance."""
-        noise = torch.randn((*shape, *self.shape), generator=generator, dtype=self.mean.dtype, device=self.mean.device)
+        noise = torch.randn(
+            (*shape, *self.shape), generator=generator, dtype=self.mean.dtype, device=self.mean.device
+        )
         return self.mean + self.std * noise
 
     def plus(self, other: Gaussian | Tensor | float) -> Gaussian:
@@ -117,6 +119,9 @@ pytree.register_pytree_node(
     Gaussian,
     lambda x: ([x.mean, x.var], None),
     lambda leaves, _: Gaussian.of(*leaves),
-    flatten_with_keys_fn=lambda x: ([(pytree.GetAttrKey("mean"), x.mean), (pytree.GetAttrKey("var"), x.var)], None),
+    flatten_with_keys_fn=lambda x: (
+        [(pytree.GetAttrKey("mean"), x.mean), (pytree.GetAttrKey("var"), x.var)],
+        None,
+    ),
     serialized_type_name="varprop.Gaussian",
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.quasirandom import SobolEngine
 
-from . import functional as fn
+from . import moments as fn
 from .gaussian import Activation, Gaussian, as_gaussian, mean_of
 from .predictive import (
     ClassPredictive,
@@ -91,7 +91,9 @@ class Normal(Likelihood):
         return self._expected(f.mean - y, f.var)
 
     def _expected(self, error: Tensor, var: Tensor | float) -> Tensor:
-        return -0.5 * (self.precision * (error.square() + var) - torch.log(self.precision) + math.log(2 * math.pi))
+        return -0.5 * (
+            self.precision * (error.square() + var) - torch.log(self.precision) + math.log(2 * math.pi)
+        )
 
     def predictive(self, f: Activation) -> NormalPredictive:
         f = as_gaussian(f)
@@ -102,7 +104,9 @@ class Normal(Likelihood):
         f = as_gaussian(f)
         square = (f.mean - y).square() + f.var
         if weight is not None:
-            relative = weight / weight.mean().clamp(min=torch.finfo(weight.dtype).tiny)  # a batch may have no weight at all
+            relative = weight / weight.mean().clamp(
+                min=torch.finfo(weight.dtype).tiny
+            )  # a batch may have no weight at all
             square = square * relative.view(-1, *(1,) * (square.dim() - 1))
         return square.reshape(-1, self.precision.numel()).mean(0)
 
@@ -125,7 +129,9 @@ class HeteroscedasticNormal(Likelihood):
     def expected_log_prob(self, f: Gaussian, y: Tensor) -> Tensor:
         mean, logvar = _halves(f)
         precision = torch.exp((-logvar.mean + logvar.var / 2).clamp(-10, 10))
-        return -0.5 * (math.log(2 * math.pi) + logvar.mean + precision * (mean.var + (mean.mean - y).square()))
+        return -0.5 * (
+            math.log(2 * math.pi) + logvar.mean + precision * (mean.var + (mean.mean - y).square())
+        )
 
     def predictive(self, f: Activation) -> NormalPredictive:
         mean, logvar = _halves(as_gaussian(f))
@@ -159,7 +165,9 @@ class Categorical(Likelihood):
     def __init__(self, approximation: Approximation = "quadrature", samples: int = 128) -> None:
         super().__init__()
         if approximation not in get_args(Approximation):
-            raise ValueError(f"Categorical: approximation must be one of {', '.join(get_args(Approximation))}; got {approximation!r}.")
+            raise ValueError(
+                f"Categorical: approximation must be one of {', '.join(get_args(Approximation))}; got {approximation!r}."
+            )
         if not samples > 0:
             raise ValueError(f"Categorical: samples must be one or more, got {samples}.")
         self.approximation = approximation
@@ -182,7 +190,9 @@ class Categorical(Likelihood):
         if self.approximation == "samples":
             p = (m + f.std * _normal_points(self.samples, m)).softmax(2)
             return ClassPredictive(p.mean(0), torch.special.entr(p).sum(2).mean(0))
-        return ClassPredictive(*(softmax_delta(f) if self.approximation == "delta" else softmax_quadrature(f)))
+        return ClassPredictive(
+            *(softmax_delta(f) if self.approximation == "delta" else softmax_quadrature(f))
+        )
 
     def target_shape(self, f: Activation) -> torch.Size:
         return torch.Size((f.shape[0], *f.shape[2:]))
@@ -199,7 +209,9 @@ def softmax_quadrature(f: Gaussian, points: int = 36, nodes: int = 12) -> tuple[
     m, v = f.mean, f.var
     s = f.std
     low, high = (m - 4 * s).amax(1, keepdim=True) - 3, (m + 4 * s).amax(1, keepdim=True) + 12
-    t = low + (high - low) * torch.linspace(0, 1, points, dtype=m.dtype, device=m.device).view(-1, *(1,) * m.dim())
+    t = low + (high - low) * torch.linspace(0, 1, points, dtype=m.dtype, device=m.device).view(
+        -1, *(1,) * m.dim()
+    )
     distance, width = t - m, s.clamp(max=4)
     below, density, noise = (torch.zeros_like(distance) for _ in range(3))
     z = torch.linspace(-4.5, 4.5, nodes, dtype=torch.float64)
@@ -266,7 +278,9 @@ class _Probit(Likelihood):
     def __init__(self, expectation: Literal["quadrature", "bound", "paper"] = "quadrature") -> None:
         super().__init__()
         if expectation not in ("quadrature", "bound", "paper"):
-            raise ValueError(f'{type(self).__name__}: expectation must be "quadrature", "bound" or "paper", got {expectation!r}.')
+            raise ValueError(
+                f'{type(self).__name__}: expectation must be "quadrature", "bound" or "paper", got {expectation!r}.'
+            )
         self.expectation = expectation
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
@@ -293,7 +307,9 @@ class Bernoulli(_Probit):
 
     def target_shape(self, f: Activation) -> torch.Size:
         if f.shape[-1] != 1:
-            raise ValueError(f"Bernoulli: the network must end in one output, it has {f.shape[-1]}; for several labels use MultiLabel.")
+            raise ValueError(
+                f"Bernoulli: the network must end in one output, it has {f.shape[-1]}; for several labels use MultiLabel."
+            )
         return f.shape
 
 

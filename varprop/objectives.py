@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from . import functional as fn
+from . import moments as fn
 from .gaussian import Activation, Gaussian
 from .likelihoods import Likelihood, check_target
 from .methods.base import Method, Rule
@@ -49,7 +49,9 @@ class Terms:
 
         It grows in proportion to the slope, so that for the step function it is given per unit of slope.
         """
-        return self._kl_z(partial(fn.gate_kl, slope=1.0 if math.isinf(self.slope) else self.slope, exact=False))
+        return self._kl_z(
+            partial(fn.gate_kl, slope=1.0 if math.isinf(self.slope) else self.slope, exact=False)
+        )
 
     @property
     def kl_z_exact(self) -> Tensor:
@@ -90,7 +92,9 @@ class ELBO(nn.Module):
     ) -> None:
         super().__init__()
         if not n_data > 0:
-            raise ValueError(f"ELBO: n_data is the size of the training set and must be positive, got {n_data}.")
+            raise ValueError(
+                f"ELBO: n_data is the size of the training set and must be positive, got {n_data}."
+            )
         if not (kl_z_weight >= 0 and math.isfinite(kl_z_weight)):
             raise ValueError(f"ELBO: kl_z_weight must be zero or more, got {kl_z_weight}.")
         if method.name != DETERMINISTIC.name and next(posteriors(net), None) is None:
@@ -117,7 +121,11 @@ class ELBO(nn.Module):
         gates: list[Gate] = []
         f = _recording(self.method, gates)(self.net, x)
         check_target(self.likelihood, f, y)
-        log_prob = self.likelihood.expected_log_prob(f, y) if isinstance(f, Gaussian) else self.likelihood.log_prob(f, y)
+        log_prob = (
+            self.likelihood.expected_log_prob(f, y)
+            if isinstance(f, Gaussian)
+            else self.likelihood.log_prob(f, y)
+        )
         log_prob = per_datum(log_prob) if weight is None else per_datum(log_prob) * weight
         return Terms(log_prob.mean(), self.kl(), f, gates, self.method.slope or math.inf, weight)
 
@@ -137,7 +145,9 @@ class ELBO(nn.Module):
                 raise ValueError(f"predict: {self.method.name} draws no samples; leave `samples` out.")
             return self.likelihood.predictive(self.method(self.net, x))
         if samples is None:
-            raise ValueError(f"predict: {self.method.name} predicts by sampling; say how many passes, as in predict(x, samples=100).")
+            raise ValueError(
+                f"predict: {self.method.name} predicts by sampling; say how many passes, as in predict(x, samples=100)."
+            )
         return mixture([self.likelihood.predictive(self.method(self.net, x)) for _ in range(samples)])
 
 
@@ -179,7 +189,9 @@ def _recording(method: Method, gates: list[Gate]) -> Method:
     """The same method, which notes each gate that it passes."""
     if method.slope is None:
         return method
-    return method | {kind: partial(_record, gates, method.rules[kind]) for kind in PIECEWISE if kind in method.rules}
+    return method | {
+        kind: partial(_record, gates, method.rules[kind]) for kind in PIECEWISE if kind in method.rules
+    }
 
 
 def _record(gates: list[Gate], rule: Rule, method: Method, module: nn.Module, x: Activation) -> Activation:

@@ -16,15 +16,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from . import replicas, training
-from .audit import Audit, audit
-from .batches import split
+from .inspect.consistency import Audit, audit
 from .likelihoods import Likelihood
 from .methods import DETERMINISTIC, METHODS, Method
 from .objectives import ELBO
 from .posterior import variational
 from .predictive import mixture
 from .priors import FanIn, Horseshoe, Prior
+from .training import loop as training
+from .training import replicas
+from .training.batches import split
 
 MANY = 5000
 UNITS, EPOCHS = (50, 100), (120, 240)
@@ -98,7 +99,10 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self.random_ = int(check_random_state(self.random_state).randint(2**31))
         with torch.random.fork_rng([]):
             torch.manual_seed(self.random_)
-            self.members_ = [self._objective(len(X), X.shape[1], _dtype(X)) for _ in range(_positive("n_replicas", self.n_replicas))]
+            self.members_ = [
+                self._objective(len(X), X.shape[1], _dtype(X))
+                for _ in range(_positive("n_replicas", self.n_replicas))
+            ]
         self.elbo_ = self.members_[0]
         self.history_ = pd.DataFrame()
 
@@ -131,8 +135,15 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         schedule: Any = {"schedule": "cosine"} if epochs is None else {}
         epochs = epochs or self._epochs(len(x), batch_size)
         seed = self.random_ + len(self.history_)
-        train, held_out = split(data, self.validation_fraction if self.early_stopping and len(x) > 1 else 0.0, seed)
-        options: dict[str, Any] = {"epochs": epochs, "lr": _positive("lr", self.lr, Real), "batch_size": batch_size, **schedule}
+        train, held_out = split(
+            data, self.validation_fraction if self.early_stopping and len(x) > 1 else 0.0, seed
+        )
+        options: dict[str, Any] = {
+            "epochs": epochs,
+            "lr": _positive("lr", self.lr, Real),
+            "batch_size": batch_size,
+            **schedule,
+        }
         patience = _positive("n_iter_no_change", self.n_iter_no_change)
         if len(self.members_) == 1:
             self._train_one(train, held_out, patience, seed, options)
@@ -140,20 +151,36 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             self._train_many(train, held_out, patience, seed, options)
         self.n_iter_ = len(self.history_)
 
-    def _train_one(self, train: Any, held_out: Any, patience: int, seed: int, options: dict[str, Any]) -> None:
+    def _train_one(
+        self, train: Any, held_out: Any, patience: int, seed: int, options: dict[str, Any]
+    ) -> None:
         from lightning_fabric import Fabric  # takes seconds to import
 
         validation = {} if held_out is None else {"validation": held_out, "patience": patience}
         fabric = Fabric(accelerator="cpu", devices=1)
-        self._note(training.fit(self.elbo_, train, seed=seed, progress=bool(self.verbose), fabric=fabric, **validation, **options))
+        self._note(
+            training.fit(
+                self.elbo_,
+                train,
+                seed=seed,
+                progress=bool(self.verbose),
+                fabric=fabric,
+                **validation,
+                **options,
+            )
+        )
 
-    def _train_many(self, train: Any, held_out: Any, patience: int, seed: int, options: dict[str, Any]) -> None:
+    def _train_many(
+        self, train: Any, held_out: Any, patience: int, seed: int, options: dict[str, Any]
+    ) -> None:
         n = len(self.members_)
 
         def shared(data: Sequence[Tensor]) -> list[Tensor]:
             return [t.expand(n, *t.shape) for t in data]
 
-        validation: dict[str, Any] = {} if held_out is None else {"validation": shared(held_out), "patience": patience}
+        validation: dict[str, Any] = (
+            {} if held_out is None else {"validation": shared(held_out), "patience": patience}
+        )
         seeds = [seed + 2**32 * k for k in range(n)]
         losses = replicas.fit(self.members_, *shared(train), **validation, **options, seeds=seeds)  # type: ignore[misc]
         self._note(pd.DataFrame({"epoch": range(len(losses)), "loss": losses.mean(1).tolist()}))
@@ -161,7 +188,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _note(self, history: pd.DataFrame) -> None:
         """Add epochs to the history, numbered on from those before."""
         history["epoch"] += len(self.history_)
-        self.history_ = history if self.history_.empty else pd.concat([self.history_, history], ignore_index=True)
+        self.history_ = (
+            history if self.history_.empty else pd.concat([self.history_, history], ignore_index=True)
+        )
 
     def _hidden(self, rows: int) -> list[int]:
         sizes: Any = self.hidden_layer_sizes
@@ -181,7 +210,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         steps = -(-rows // batch_size)
         return max(1, round(np.clip(EPOCHS[rows >= MANY] * steps, *STEPS) / steps))
 
-    def _fit(self, X: np.ndarray, y: np.ndarray, sample_weight: Any, new: bool, epochs: int | None = None) -> None:
+    def _fit(
+        self, X: np.ndarray, y: np.ndarray, sample_weight: Any, new: bool, epochs: int | None = None
+    ) -> None:
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
         if not len(X):
@@ -214,7 +245,10 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         samples = 100 if self.elbo_.method.samples else None
         with torch.random.fork_rng([]):
             torch.manual_seed(self.random_)  # a method that predicts by sampling repeats itself
-            mixtures = (mixture([member.predict(x, samples) for member in self.members_]) for x in self._inputs(X).split(ROWS))
+            mixtures = (
+                mixture([member.predict(x, samples) for member in self.members_])
+                for x in self._inputs(X).split(ROWS)
+            )
             parts = [read(p) for p in mixtures]
         return [torch.cat(columns).numpy() for columns in zip(*parts, strict=True)]
 
@@ -241,5 +275,7 @@ def _method(method: str | Method) -> Method:
 
 def _positive(name: str, value: Any, kind: Any = Integral) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
-        raise ValueError(f"{name} must be a positive {'whole ' if kind is Integral else ''}number, got {value!r}.")
+        raise ValueError(
+            f"{name} must be a positive {'whole ' if kind is Integral else ''}number, got {value!r}."
+        )
     return value

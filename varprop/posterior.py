@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .functional import FactoredWeight, Outer, Weight, per_channel
 from .gaussian import Activation, Gaussian
+from .moments import FactoredWeight, Outer, Weight, per_channel
 
 RANDOM_LAYERS = (
     nn.Linear,
@@ -31,7 +31,9 @@ RANDOM_LAYERS = (
 _SCALED = RANDOM_LAYERS[:7]
 Form = Literal["full", "factored", "horseshoe"]
 Net = TypeVar("Net", bound=nn.Module)
-Layer: TypeAlias = Any  # an nn.Module with torch's weight and bias; modules type their attributes as Tensor | Module
+Layer: TypeAlias = (
+    Any  # an nn.Module with torch's weight and bias; modules type their attributes as Tensor | Module
+)
 
 
 class Scales(nn.Module):
@@ -134,20 +136,30 @@ def variational(
     ['0.weight', '2.weight']
     """
     if posterior not in ("full", "factored", "horseshoe"):
-        raise ValueError(f'variational: posterior must be "full", "factored" or "horseshoe", got {posterior!r}.')
+        raise ValueError(
+            f'variational: posterior must be "full", "factored" or "horseshoe", got {posterior!r}.'
+        )
     if init not in (None, "he"):
         raise ValueError(f'variational: init must be None or "he", got {init!r}.')
     chosen: list[tuple[str, Layer]] = [
-        (name, layer) for name, layer in net.named_modules() if isinstance(layer, RANDOM_LAYERS) and (where is None or where(name, layer))
+        (name, layer)
+        for name, layer in net.named_modules()
+        if isinstance(layer, RANDOM_LAYERS) and (where is None or where(name, layer))
     ]
     if not chosen:
-        raise ValueError("variational: no layer was chosen; the network has no layer with weights for which `where` holds.")
+        raise ValueError(
+            "variational: no layer was chosen; the network has no layer with weights for which `where` holds."
+        )
     for name, layer in chosen:
         if posterior == "horseshoe" and not isinstance(layer, _SCALED):
             kind = type(layer).__name__
-            raise ValueError(f"variational: layer {name!r}, {kind}, has no horseshoe posterior; leave it out with where=.")
+            raise ValueError(
+                f"variational: layer {name!r}, {kind}, has no horseshoe posterior; leave it out with where=."
+            )
         if any(is_lazy(p) for p in layer.parameters(recurse=False)):
-            raise ValueError(f"variational: layer {name!r} has no shape yet; run the network once on a batch, then call variational.")
+            raise ValueError(
+                f"variational: layer {name!r} has no shape yet; run the network once on a batch, then call variational."
+            )
         if not is_random(layer):
             _randomise(layer, logvar, posterior, init, biases)
     return net
@@ -163,8 +175,18 @@ def _randomise(layer: Layer, logvar: float, posterior: Form, init: str | None, b
         weight: Tensor = layer.weight
         if posterior == "factored" and getattr(layer, "groups", 1) == 1:
             axis = _output_axis(layer)
-            parameter("weight_logvar_out", tuple(n if i == axis else 1 for i, n in enumerate(weight.shape)), logvar / 2, weight)
-            parameter("weight_logvar_in", tuple(1 if i == axis else n for i, n in enumerate(weight.shape)), logvar / 2, weight)
+            parameter(
+                "weight_logvar_out",
+                tuple(n if i == axis else 1 for i, n in enumerate(weight.shape)),
+                logvar / 2,
+                weight,
+            )
+            parameter(
+                "weight_logvar_in",
+                tuple(1 if i == axis else n for i, n in enumerate(weight.shape)),
+                logvar / 2,
+                weight,
+            )
             weights = ()
         if posterior == "horseshoe":
             groups = weight.shape[1] if isinstance(layer, nn.Linear) else layer.out_channels
@@ -189,7 +211,9 @@ def _tensors(layer: Layer) -> tuple[Sequence[str], Sequence[str]]:
         return ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"), ("in_proj_bias",)
     if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
         names = list(layer._parameters)
-        return [name for name in names if name.startswith("weight")], [name for name in names if name.startswith("bias")]
+        return [name for name in names if name.startswith("weight")], [
+            name for name in names if name.startswith("bias")
+        ]
     return ("weight",), ("bias",) if hasattr(layer, "bias") else ()
 
 
@@ -225,12 +249,18 @@ def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
     for prefix, layer in net.named_modules():
         for name in _random_names(layer):
             full = hasattr(layer, f"{name}_logvar")
-            logvar = getattr(layer, f"{name}_logvar") if full else layer.weight_logvar_out + layer.weight_logvar_in
+            logvar = (
+                getattr(layer, f"{name}_logvar") if full else layer.weight_logvar_out + layer.weight_logvar_in
+            )
             scales = getattr(layer, "scales", None) if name == "weight" else None
             yield (
                 f"{prefix}.{name}" if prefix else name,
                 Posterior(
-                    getattr(layer, name), logvar, scales, getattr(layer, f"{name}_centre", None), getattr(layer, "padding_idx", None)
+                    getattr(layer, name),
+                    logvar,
+                    scales,
+                    getattr(layer, f"{name}_centre", None),
+                    getattr(layer, "padding_idx", None),
                 ),
             )
 
@@ -262,10 +292,15 @@ def draw(net: nn.Module, n: int, generator: torch.Generator | None = None) -> di
     for name, q in posteriors(net):
         weights[name] = normal(q.mean, q.std)
         if q.scales is not None:
-            group, whole = root(q.scales.group_mean, q.scales.group_logvar), root(q.scales.layer_mean, q.scales.layer_logvar)
+            group, whole = (
+                root(q.scales.group_mean, q.scales.group_logvar),
+                root(q.scales.layer_mean, q.scales.layer_logvar),
+            )
             group = _along_weight(net.get_submodule(name.rpartition(".")[0]), group)
             missing = (1,) * (weights[name].dim() - group.dim())
-            weights[name] = weights[name] * group.view(*group.shape, *missing) * whole.view(n, *(1,) * q.mean.dim())
+            weights[name] = (
+                weights[name] * group.view(*group.shape, *missing) * whole.view(n, *(1,) * q.mean.dim())
+            )
     return weights
 
 
@@ -273,8 +308,12 @@ def _along_weight(layer: Layer, group: Tensor) -> Tensor:
     """A scale for each group, in front of which are draws, along the axes of the layer's weight."""
     if isinstance(layer, nn.Linear):
         return group[:, None, :]
-    if layer.transposed:  # weights are (in, out/groups, ...), and the inputs of a group feed that group's outputs
-        return group.view(len(group), layer.groups, -1).repeat_interleave(layer.in_channels // layer.groups, 1)
+    if (
+        layer.transposed
+    ):  # weights are (in, out/groups, ...), and the inputs of a group feed that group's outputs
+        return group.view(len(group), layer.groups, -1).repeat_interleave(
+            layer.in_channels // layer.groups, 1
+        )
     return group
 
 

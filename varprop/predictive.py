@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .functional import log_expectation_exp
 from .gaussian import Gaussian
+from .moments import log_expectation_exp
 
 
 class Predictive(ABC):
@@ -149,12 +149,16 @@ def mixture(components: Sequence[Predictive]) -> Predictive:
     tensor([[0.2500]])
     """
     if not components:
-        raise ValueError("mixture: there is nothing to mix; give at least one prediction (predict needs samples=1 or more).")
+        raise ValueError(
+            "mixture: there is nothing to mix; give at least one prediction (predict needs samples=1 or more)."
+        )
     first = components[0]
     if isinstance(first, Regression):
         between = torch.stack([p.mean for p in components]).var(0, correction=0)  # type: ignore[attr-defined]
         epistemic = _average(components, "epistemic") + between
-        return RegressionMixture(components, _average(components, "mean"), epistemic, _average(components, "aleatoric"))
+        return RegressionMixture(
+            components, _average(components, "mean"), epistemic, _average(components, "aleatoric")
+        )
     if isinstance(first, ClassPredictive | LabelPredictive):
         return type(first)(*(_average(components, field.name) for field in fields(first)))
     return Mixture(components)
@@ -167,7 +171,9 @@ class Mixture(Predictive):
     components: Sequence[Predictive]
 
     def log_prob(self, y: Tensor) -> Tensor:
-        return torch.stack([p.log_prob(y) for p in self.components]).logsumexp(0) - math.log(len(self.components))
+        return torch.stack([p.log_prob(y) for p in self.components]).logsumexp(0) - math.log(
+            len(self.components)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,15 +234,21 @@ def rescaled(p: Predictive, mean: Tensor | float, scale: Tensor | float) -> Pred
     if isinstance(p, RegressionMixture):
         # Its moments by themselves, because the spread of large means would have few digits.
         components = [rescaled(component, mean, scale) for component in p.components]
-        return RegressionMixture(components, p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)
+        return RegressionMixture(
+            components, p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2
+        )
     if not isinstance(p, NormalPredictive):
-        raise TypeError(f"rescaled: needs a normal prediction or a mixture of normal ones, got {type(p).__name__}.")
+        raise TypeError(
+            f"rescaled: needs a normal prediction or a mixture of normal ones, got {type(p).__name__}."
+        )
     return NormalPredictive(p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)
 
 
 def two_classes(p: LabelPredictive) -> ClassPredictive:
     """Every label as a case of its own, with the classes off and on."""
-    return ClassPredictive(torch.stack([p.complement.flatten(), p.probs.flatten()], 1), p.expected_entropy.flatten())
+    return ClassPredictive(
+        torch.stack([p.complement.flatten(), p.probs.flatten()], 1), p.expected_entropy.flatten()
+    )
 
 
 def _average(components: Sequence[Predictive], name: str) -> Tensor:

@@ -77,7 +77,9 @@ class Centred(Prior):
 
     def kl(self, q: Posterior) -> Tensor:
         if q.centre is None:
-            raise ValueError("Centred: the posterior has no centre; keep the pretrained weights as it with centred(net).")
+            raise ValueError(
+                "Centred: the posterior has no centre; keep the pretrained weights as it with centred(net)."
+            )
         return normal_kl(replace(q, mean=q.mean - q.centre), 1 / self.precision)
 
 
@@ -133,7 +135,9 @@ class Horseshoe(Prior):
     def kl(self, q: Posterior) -> Tensor:
         if q.scales is None:
             if q.mean.dim() > 1:
-                raise ValueError('Horseshoe: the posterior has no group scales; make it with variational(net, posterior="horseshoe").')
+                raise ValueError(
+                    'Horseshoe: the posterior has no group scales; make it with variational(net, posterior="horseshoe").'
+                )
             return normal_kl(q, 1.0)
         kl = normal_kl(q, 1.0)
         for mean, logvar, scale in (
@@ -155,7 +159,9 @@ def normal_kl(q: Posterior, var: Tensor | float) -> Tensor:
 
 def lognormal_gamma_kl(mean: Tensor, logvar: Tensor, scale: float) -> Tensor:
     """KL(LogNormal(mean, exp(logvar)) || Gamma(1/2, scale)) (Eq. 17)."""
-    return 0.5 * (math.log(scale) - mean - logvar - math.log(2) - 1) + torch.exp(mean + logvar.exp() / 2) / scale
+    return (
+        0.5 * (math.log(scale) - mean - logvar - math.log(2) - 1) + torch.exp(mean + logvar.exp() / 2) / scale
+    )
 
 
 def _check_positive(prior: str, **values: float) -> None:

@@ -8,6 +8,24 @@ from .local_reparam import LOCAL_REPARAM
 from .pbp import PBP
 from .vbp import VBP, vbp
 
-METHODS = {"cvbp": CVBP, "vbp": VBP, "dvi": DVI, "local_reparam": LOCAL_REPARAM, "deterministic": DETERMINISTIC, "pbp": PBP}
+METHODS = {
+    "cvbp": CVBP,
+    "vbp": VBP,
+    "dvi": DVI,
+    "local_reparam": LOCAL_REPARAM,
+    "deterministic": DETERMINISTIC,
+    "pbp": PBP,
+}
 
-__all__ = ["CVBP", "DETERMINISTIC", "DVI", "LOCAL_REPARAM", "METHODS", "PBP", "VBP", "Method", "NoRuleError", "vbp"]
+__all__ = [
+    "CVBP",
+    "DETERMINISTIC",
+    "DVI",
+    "LOCAL_REPARAM",
+    "METHODS",
+    "PBP",
+    "VBP",
+    "Method",
+    "NoRuleError",
+    "vbp",
+]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import delta
-from .. import functional as fn
+from .. import moments as delta
+from .. import moments as fn
 from ..gaussian import Activation, Gaussian, as_gaussian, mean_of, move
 from ..posterior import Layer, posteriors, random_tensor
 from .base import Method, NoRuleError, Rule, missing
@@ -39,17 +39,26 @@ def _multihead(
     """Queries, keys and values by Eq. 1, scores by Eq. 36, and what they weigh by Eq. 37."""
     if is_plain(module, query, key, value):
         options = {"average_attn_weights": average_attn_weights, "is_causal": is_causal}
-        plain: tuple[Tensor, Tensor | None] = module(query, key, value, key_padding_mask, need_weights, attn_mask, **options)
+        plain: tuple[Tensor, Tensor | None] = module(
+            query, key, value, key_padding_mask, need_weights, attn_mask, **options
+        )
         return plain
     if module.bias_k is not None or module.add_zero_attn:
-        raise NoRuleError(f"{method.name} has no rule for MultiheadAttention with add_bias_kv or add_zero_attn; build it without them.")
+        raise NoRuleError(
+            f"{method.name} has no rule for MultiheadAttention with add_bias_kv or add_zero_attn; build it without them."
+        )
     unbatched = mean_of(query).dim() == 2
     query, key, value = (_batch_first(module, x, unbatched) for x in (query, key, value))
     weights_in, biases_in = _projections(module)
-    queries, keys = (_by_head(module, fn.affine(F.linear, x, w, b)) for x, w, b in zip((query, key), weights_in, biases_in, strict=False))
+    queries, keys = (
+        _by_head(module, fn.affine(F.linear, x, w, b))
+        for x, w, b in zip((query, key), weights_in, biases_in, strict=False)
+    )
     scores = _masked(_scores(queries, keys), key_padding_mask, attn_mask)
     # Values are projected after they were weighed, which is the same and keeps that all positions share the projection.
-    seen, weights = delta.attend(scores, move(lambda t: t.unsqueeze(1), value), module.dropout if module.training else 0.0)
+    seen, weights = delta.attend(
+        scores, move(lambda t: t.unsqueeze(1), value), module.dropout if module.training else 0.0
+    )
     heads = _by_row(module, seen, weights_in[2], biases_in[2])
     out = method(module.out_proj, heads.map(lambda t: t.transpose(1, 2).flatten(2)))
     if need_weights and average_attn_weights:
@@ -114,7 +123,9 @@ def _hidden(scores: Gaussian, mask: Tensor) -> Gaussian:
     hidden = mask if mask.dtype == torch.bool else mask == -math.inf
     mean = scores.mean if mask.dtype == torch.bool else scores.mean + mask.masked_fill(hidden, 0.0)
     # A finite number that is below every score keeps gradients finite.
-    return Gaussian.of(mean.masked_fill(hidden, torch.finfo(mean.dtype).min / 4), scores.var.masked_fill(hidden, 0.0))
+    return Gaussian.of(
+        mean.masked_fill(hidden, torch.finfo(mean.dtype).min / 4), scores.var.masked_fill(hidden, 0.0)
+    )
 
 
 def scaled_dot_product(
@@ -162,7 +173,13 @@ def _encoder_layer(
         return method(module.dropout1, out)
 
     def feed_forward(x: Activation) -> Activation:
-        for part in (module.linear1, _activation(method, module), module.dropout, module.linear2, module.dropout2):
+        for part in (
+            module.linear1,
+            _activation(method, module),
+            module.dropout,
+            module.linear2,
+            module.dropout2,
+        ):
             x = method(part, x)
         return x
 

@@ -62,7 +62,11 @@ def in_torch(function: Callable[..., Any] | str) -> Any:
     """The function of torch that a tensor's method, or a function of a part of torch such as F.max_pool2d, goes by."""
     if isinstance(function, str):
         return getattr(torch, function, None)
-    return getattr(torch, function.__name__, None) if str(getattr(function, "__module__", None)).startswith("torch.") else None
+    return (
+        getattr(torch, function.__name__, None)
+        if str(getattr(function, "__module__", None)).startswith("torch.")
+        else None
+    )
 
 
 def row(keys: Any, module: nn.Module) -> type[nn.Module] | None:
@@ -93,7 +97,11 @@ def missing(method: Method, operation: Any, detail: str = "") -> NoRuleError:
     elif isinstance(operation, str):
         name, key, arguments = f"Tensor.{operation}", f'"{operation}"', "function, x, ..."
     else:
-        name = ".".join(filter(None, (getattr(operation, "__module__", None), getattr(operation, "__name__", str(operation)))))
+        name = ".".join(
+            filter(
+                None, (getattr(operation, "__module__", None), getattr(operation, "__name__", str(operation)))
+            )
+        )
         key, arguments = name.removeprefix("_"), "function, x, ..."
     return NoRuleError(
         f"{method.name} has no rule for {name}{detail}; add one with "
@@ -107,7 +115,9 @@ def sequential(method: Method, module: nn.Sequential | nn.ModuleList, x: Activat
     return x
 
 
-def activation(moments: Callable[..., Gaussian], method: Method, module: nn.Module, x: Activation) -> Activation:
+def activation(
+    moments: Callable[..., Gaussian], method: Method, module: nn.Module, x: Activation
+) -> Activation:
     """A rule from `moments(module, x)`; a certain input needs only the module itself."""
     return moments(module, x) if isinstance(x, Gaussian) else module(x)
 
@@ -115,7 +125,9 @@ def activation(moments: Callable[..., Gaussian], method: Method, module: nn.Modu
 def as_it_is(method: Method, module: nn.Module, *x: Any, **options: Any) -> Tensor:
     """Run a module without random weights on a certain input."""
     if any(isinstance(a, Gaussian) for a in x):
-        raise NoRuleError(f"{method.name} carries no variance: give {type(module).__name__} a Tensor, or draw one with x.sample().")
+        raise NoRuleError(
+            f"{method.name} carries no variance: give {type(module).__name__} a Tensor, or draw one with x.sample()."
+        )
     if method.samples and next(posteriors(module), None) is not None:
         kind = type(module).__name__
         raise NoRuleError(

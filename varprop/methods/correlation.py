@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import functional as fn
+from .. import moments as fn
 from ..gaussian import Gaussian, mean_of, sqrt
 from ..posterior import Layer
 from . import functions
@@ -65,7 +65,11 @@ def path(method: Method, module: nn.Module, steps: Sequence[Step], values: Value
         operation = layer(module, step) or twin_of(step.target, *filled((step.args[1:], step.kwargs), values))
         kind = None if operation is None else row(AFFINE, operation)
         if kind is not None:
-            if getattr(watched(method.rules[kind]), "func", None) is not affine or hasattr(operation, "scales") or operation in layers:
+            if (
+                getattr(watched(method.rules[kind]), "func", None) is not affine
+                or hasattr(operation, "scales")
+                or operation in layers
+            ):
                 return None
             layers.append(operation)
             inputs.append(mean_of(values[step.sources[0]]))
@@ -97,7 +101,12 @@ def gain(method: Method, operation: nn.Module, x: Any, y: Any) -> Gain | None:
             return (scale * torch.rsqrt(operation.running_var + operation.eps)).view(channels)
         # Of the batch's own statistics, which the rule has used.
         return sqrt(y.var / torch.where(x.var > 0, x.var, 1.0)) * scale.sign().view(channels)
-    return 1.0 if isinstance(operation, nn.Identity | nn.modules.dropout._DropoutNd) and not isinstance(operation, _ALPHA) else None
+    return (
+        1.0
+        if isinstance(operation, nn.Identity | nn.modules.dropout._DropoutNd)
+        and not isinstance(operation, _ALPHA)
+        else None
+    )
 
 
 _ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)

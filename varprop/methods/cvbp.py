@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from .. import functional as fn
+from .. import moments as fn
 from ..gaussian import Gaussian
 from ..posterior import Layer
 from .base import Method, activation

@@ -59,7 +59,10 @@ def _own(path: Path) -> Tensor | None:
     if not rest:
         return _cropped(first, [1] * (first.dim() - 2)).diagonal().reshape(-1, *(1,) * (first.dim() - 2))
     sizes = [min(pair) for pair in zip(first.shape[2:], rest[0].shape[2:], strict=True)]
-    there, back = _cropped(rest[0], sizes), _cropped(first, sizes).flip(tuple(range(2, first.dim()))).transpose(0, 1)
+    there, back = (
+        _cropped(rest[0], sizes),
+        _cropped(first, sizes).flip(tuple(range(2, first.dim()))).transpose(0, 1),
+    )
     gains = path.gains[1] * torch.ones_like(path.inputs[1])
     if first.dim() == 2:
         return F.linear(gains, there * back)
@@ -71,7 +74,9 @@ def _centred(layer: Layer) -> Tensor | None:
     if isinstance(layer, nn.Linear):
         return layer.weight
     centred = _plain(layer) and all(step == 1 for step in layer.stride)
-    centred = centred and all(size == 2 * pad + 1 for size, pad in zip(layer.kernel_size, _padding(layer), strict=True))
+    centred = centred and all(
+        size == 2 * pad + 1 for size, pad in zip(layer.kernel_size, _padding(layer), strict=True)
+    )
     return layer.weight if centred else None
 
 
@@ -94,7 +99,9 @@ def _common(a: Layer, b: Layer, var: Tensor) -> Tensor | None:
     if type(a) is not type(b) or not (_plain(a) and _plain(b)) or a.stride != b.stride:
         return None
     left, right, padding = a.weight, b.weight, []
-    for axis, (p, q, k, n) in enumerate(zip(_padding(a), _padding(b), a.kernel_size, b.kernel_size, strict=True), 2):
+    for axis, (p, q, k, n) in enumerate(
+        zip(_padding(a), _padding(b), a.kernel_size, b.kernel_size, strict=True), 2
+    ):
         low, high = max(-p, -q), min(k - p, n - q)
         left, right = left.narrow(axis, low + p, high - low), right.narrow(axis, low + q, high - low)
         padding.append(-low)
@@ -103,7 +110,12 @@ def _common(a: Layer, b: Layer, var: Tensor) -> Tensor | None:
 
 def _plain(layer: Layer) -> bool:
     """A convolution, not transposed, without groups or dilation, with as many zeros on the one side as on the other."""
-    if not isinstance(layer, nn.modules.conv._ConvNd) or layer.transposed or layer.groups != 1 or layer.padding_mode != "zeros":
+    if (
+        not isinstance(layer, nn.modules.conv._ConvNd)
+        or layer.transposed
+        or layer.groups != 1
+        or layer.padding_mode != "zeros"
+    ):
         return False
     even = layer.padding != "same" or all(size % 2 for size in layer.kernel_size)
     return even and all(d == 1 for d in layer.dilation)
@@ -124,7 +136,9 @@ def _averaged(path: Path, shortcut: Layer | None = None, var: Tensor | None = No
     layers, like = path.layers, path.inputs[0]
     if not all(_plain(layer) and layer.weight.dim() == like.dim() for layer in layers):
         return None
-    if shortcut is not None and not (_plain(shortcut) and all(n == 1 for n in shortcut.kernel_size) and not any(_padding(shortcut))):
+    if shortcut is not None and not (
+        _plain(shortcut) and all(n == 1 for n in shortcut.kernel_size) and not any(_padding(shortcut))
+    ):
         return None
     stride = (1,) * (like.dim() - 2) if shortcut is None else shortcut.stride
     sizes = [-(-n // step) for n, step in zip(like.shape[2:], stride, strict=True)]
@@ -138,7 +152,9 @@ def _averaged(path: Path, shortcut: Layer | None = None, var: Tensor | None = No
     total = torch.zeros((), dtype=like.dtype, device=like.device)
     for way in ways:
         taps = list(zip(*way, strict=True))
-        matrices = [layer.weight[(..., *(tap.entry for tap in at))] for layer, at in zip(layers, taps, strict=True)]
+        matrices = [
+            layer.weight[(..., *(tap.entry for tap in at))] for layer, at in zip(layers, taps, strict=True)
+        ]
         seen = [_at(gain, at, sizes) for gain, at in zip(gains, taps[1:], strict=True)]
         total = total + _first_order(matrices, seen, projection)
     return total.unflatten(-1, sizes)
@@ -172,20 +188,27 @@ def _is_cheap(layers: Sequence[Layer], shortcut: Layer | None, ways: int, positi
     More than nine ways, as through three 3×3 convolutions, would be as many operations, however small.
     """
     inner = layers[1:-1] if shortcut is None else layers[:-1]
-    products = 2 * ways * layers[-1].out_channels * sum(layer.out_channels * layer.in_channels for layer in inner)
+    products = (
+        2 * ways * layers[-1].out_channels * sum(layer.out_channels * layer.in_channels for layer in inner)
+    )
     return ways <= 9 and products <= 3 * positions * sum(layer.weight.numel() for layer in layers)
 
 
 def _at(t: Tensor, taps: Sequence[Tap], sizes: Sequence[int]) -> Tensor:
     """Entries where taps read, for outputs of these sizes, positions in one dimension; zero beyond the border."""
-    ends = [tap.step * (size - 1) + tap.offset + 1 - n for tap, size, n in zip(taps, sizes, t.shape[2:], strict=True)]
+    ends = [
+        tap.step * (size - 1) + tap.offset + 1 - n
+        for tap, size, n in zip(taps, sizes, t.shape[2:], strict=True)
+    ]
     borders = [border for tap, end in zip(taps, ends, strict=True) for border in (end, -tap.offset)]
     t = F.pad(t, borders[::-1]) if any(borders) else t
     every: list[Any] = [slice(None, None, tap.step) for tap in taps]
     return t[(..., *every)].flatten(2)
 
 
-def _first_order(matrices: Sequence[Tensor], gains: Sequence[Tensor], projection: tuple[Tensor, Tensor] | None) -> Tensor:
+def _first_order(
+    matrices: Sequence[Tensor], gains: Sequence[Tensor], projection: tuple[Tensor, Tensor] | None
+) -> Tensor:
     """The diagonal of M_n D … D M_1 diag(v) Pᵀ about the averages of D and of v over positions, their last dimension.
 
     P and v are those of the projection; without one the diagonal is that of M_n D … D M_1. Of v, the mean over channels at each position

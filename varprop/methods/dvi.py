@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from .. import functional as fn
+from .. import moments as fn
 from ..gaussian import Gaussian
 from ..posterior import Layer
 from .base import Method, activation
@@ -22,7 +22,10 @@ def clark_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
     sizes = x.shape[-n:]
     options = (module.kernel_size, module.stride, module.padding, module.dilation)
     kernel, stride, padding, dilation = (per_dimension(a, n) for a in options)
-    starts = [torch.arange(out, device=x.mean.device) * step - pad for out, step, pad in zip(outputs, stride, padding, strict=True)]
+    starts = [
+        torch.arange(out, device=x.mean.device) * step - pad
+        for out, step, pad in zip(outputs, stride, padding, strict=True)
+    ]
 
     def entry(offset: tuple[int, ...]) -> Gaussian:
         """The windows' entries at one offset; outside the input, a certain value that wins over nothing."""

@@ -23,7 +23,11 @@ def embedding(method: Method, layer: Layer, index: Tensor) -> Activation:
 
 
 def embedding_bag(
-    method: Method, layer: Layer, index: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    method: Method,
+    layer: Layer,
+    index: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
 ) -> Activation:
     """Sums or means of the rows in a bag; what is in it twice is one random row, of the weights together (Eq. 52)."""
     if not hasattr(layer, "weight_logvar"):
@@ -31,7 +35,11 @@ def embedding_bag(
     if layer.mode == "max" or layer.max_norm is not None:
         raise missing(method, layer, ' with mode="max"' if layer.mode == "max" else " with max_norm")
     rows, (bag, bags) = index.flatten(), _bags(layer, index, offsets)
-    weight = torch.ones_like(rows, dtype=layer.weight.dtype) if per_sample_weights is None else per_sample_weights.flatten()
+    weight = (
+        torch.ones_like(rows, dtype=layer.weight.dtype)
+        if per_sample_weights is None
+        else per_sample_weights.flatten()
+    )
     if layer.padding_idx is not None:
         weight = weight.masked_fill(rows == layer.padding_idx, 0.0)
     if layer.mode == "mean":
@@ -46,7 +54,9 @@ def _bags(layer: Layer, index: Tensor, offsets: Tensor | None) -> tuple[Tensor, 
     if offsets is None:
         return torch.arange(len(index), device=index.device).repeat_interleave(index.shape[1]), len(index)
     entries = torch.arange(len(index), device=index.device, dtype=offsets.dtype)
-    return torch.searchsorted(offsets, entries, right=True) - 1, len(offsets) - bool(layer.include_last_offset)
+    return torch.searchsorted(offsets, entries, right=True) - 1, len(offsets) - bool(
+        layer.include_last_offset
+    )
 
 
 def _sums(group: Tensor, groups: int, values: Tensor) -> Tensor:

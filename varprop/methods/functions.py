@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import functional as fn
+from .. import moments as fn
 from ..gaussian import Activation, Gaussian, as_gaussian, mean_of, move
 from .attention import scaled_dot_product
 from .base import Method, Rule, missing
@@ -72,12 +72,29 @@ def bilinear(method: Method, function: Callable[..., Any], a: Any, b: Any) -> An
     return fn.affine(lambda x, w, bias=None: function(x, w), a, b)
 
 
-def affine(method: Method, function: Callable[..., Any], x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Any:
+def affine(
+    method: Method,
+    function: Callable[..., Any],
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """A linear map or convolution with its weight given (Eq. 1)."""
     return fn.affine(lambda x, w, b=None: function(x, w, b, *args, **kwargs), x, weight, bias)
 
 
-def added(method: Method, function: Callable[..., Any], shift: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Gaussian:
+def added(
+    method: Method,
+    function: Callable[..., Any],
+    shift: Any,
+    a: Any,
+    b: Any,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Gaussian:
     """beta shift + alpha a @ b (Eq. 1), as in torch.addmm."""
     return as_gaussian(fn.affine(lambda x, w, bias=None: x @ w, a, b)).times(alpha).plus(_times(shift, beta))
 
@@ -87,8 +104,12 @@ def einsum(method: Method, function: Callable[..., Any], equation: str, *operand
     if len(operands) > 2:
         raise missing(method, function, " of more than two operands")
     inputs, summed = _indices(equation)
-    if any(isinstance(x, Gaussian) and summed - set(letters) for x, letters in zip(operands, inputs, strict=True)):
-        raise missing(method, function, f' "{equation}", which sums over an index that a random operand does not have')
+    if any(
+        isinstance(x, Gaussian) and summed - set(letters) for x, letters in zip(operands, inputs, strict=True)
+    ):
+        raise missing(
+            method, function, f' "{equation}", which sums over an index that a random operand does not have'
+        )
     if len(operands) == 1:
         return move(lambda t: function(equation, t), operands[0])
     return fn.affine(lambda x, w, bias=None: function(equation, x, w), *operands)
@@ -104,7 +125,9 @@ def _indices(equation: str) -> tuple[list[str], set[str]]:
 # ------------------------------------------------------------------------------------------------------- moving, joining, reducing
 
 
-def moves(method: Method, function: Callable[..., Any], x: Activation, *args: Any, **kwargs: Any) -> Activation:
+def moves(
+    method: Method, function: Callable[..., Any], x: Activation, *args: Any, **kwargs: Any
+) -> Activation:
     """A function that only moves, repeats or adds up entries; of other random arguments it reads the shape."""
     others = [mean_of(a) for a in args]
     return move(lambda t: function(t, *others, **kwargs), x)
@@ -129,7 +152,9 @@ def item(method: Method, function: Callable[..., Any], x: Any, index: Any) -> An
     return x.map(lambda t: t[index]) if isinstance(x, Gaussian) else x[index]
 
 
-def parts(method: Method, function: Callable[..., Any], x: Gaussian, *args: Any, **kwargs: Any) -> tuple[Gaussian, ...]:
+def parts(
+    method: Method, function: Callable[..., Any], x: Gaussian, *args: Any, **kwargs: Any
+) -> tuple[Gaussian, ...]:
     means, variances = function(x.mean, *args, **kwargs), function(x.var, *args, **kwargs)
     return tuple([Gaussian.of(m, v) for m, v in zip(means, variances, strict=True)])
 
@@ -137,7 +162,9 @@ def parts(method: Method, function: Callable[..., Any], x: Gaussian, *args: Any,
 def joined(method: Method, function: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Gaussian:
     """Several values in one; those without variance keep none."""
     variances = [x.var if isinstance(x, Gaussian) else torch.zeros_like(x) for x in tensors]
-    return Gaussian.of(function([mean_of(x) for x in tensors], *args, **kwargs), function(variances, *args, **kwargs))
+    return Gaussian.of(
+        function([mean_of(x) for x in tensors], *args, **kwargs), function(variances, *args, **kwargs)
+    )
 
 
 def where(method: Method, function: Callable[..., Any], condition: Any, a: Any, b: Any) -> Gaussian:
@@ -157,7 +184,9 @@ def filled_where(method: Method, function: Callable[..., Any], x: Any, mask: Any
     return where(method, function, mask, value, x)
 
 
-def looked_up(method: Method, function: Callable[..., Any], index: Tensor, table: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
+def looked_up(
+    method: Method, function: Callable[..., Any], index: Tensor, table: Gaussian, *args: Any, **kwargs: Any
+) -> Gaussian:
     """Rows of a random table."""
     if len(args) > 1 or kwargs.get("max_norm") is not None:
         raise missing(method, function, " with max_norm")
@@ -170,7 +199,14 @@ def average(method: Method, function: Callable[..., Any], x: Gaussian, *args: An
     return Gaussian.of(mean, function(x.var, *args, **kwargs) * (mean.numel() / x.mean.numel()))
 
 
-def padded(method: Method, function: Callable[..., Any], x: Gaussian, pad: Any, mode: str = "constant", value: Any = None) -> Gaussian:
+def padded(
+    method: Method,
+    function: Callable[..., Any],
+    x: Gaussian,
+    pad: Any,
+    mode: str = "constant",
+    value: Any = None,
+) -> Gaussian:
     """A constant border is certain; any other repeats entries, which then count as independent of their originals."""
     return Gaussian.of(function(x.mean, pad, mode, value), function(x.var, pad, mode))
 
@@ -205,12 +241,21 @@ FUNCTIONS: dict[Any, Rule] = {
     **_rows(bilinear, "matmul mm bmm mv"),
     **_rows(affine, "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     **_rows(elementwise, "exp sin cos erf"),
-    **_rows(moves, "flatten reshape view view_as reshape_as unflatten ravel permute transpose swapaxes movedim t squeeze unsqueeze"),
-    **_rows(moves, "expand expand_as repeat repeat_interleave tile flip roll narrow select index_select gather masked_select"),
-    "unfold": moves,
-    **_rows(moves, "swapdims moveaxis broadcast_to take_along_dim tril triu diagonal rot90 fliplr flipud adjoint"),
     **_rows(
-        moves, "pixel_shuffle pixel_unshuffle channel_shuffle unfold contiguous clone detach to type_as float double half bfloat16 sum"
+        moves,
+        "flatten reshape view view_as reshape_as unflatten ravel permute transpose swapaxes movedim t squeeze unsqueeze",
+    ),
+    **_rows(
+        moves,
+        "expand expand_as repeat repeat_interleave tile flip roll narrow select index_select gather masked_select",
+    ),
+    "unfold": moves,
+    **_rows(
+        moves, "swapdims moveaxis broadcast_to take_along_dim tril triu diagonal rot90 fliplr flipud adjoint"
+    ),
+    **_rows(
+        moves,
+        "pixel_shuffle pixel_unshuffle channel_shuffle unfold contiguous clone detach to type_as float double half bfloat16 sum",
     ),
     **_rows(about, "size dim numel is_floating_point new_zeros new_ones new_full new_tensor new_empty"),
     **_rows(about, "zeros_like ones_like full_like empty_like rand_like randn_like"),

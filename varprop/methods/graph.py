@@ -32,7 +32,13 @@ _numbers = itertools.count()
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def graph_name(module: nn.Module, keys: tuple[Any, ...], kept_whole: bool, inputs: tuple[Any, ...], options: tuple[Any, ...]) -> str:
+def graph_name(
+    module: nn.Module,
+    keys: tuple[Any, ...],
+    kept_whole: bool,
+    inputs: tuple[Any, ...],
+    options: tuple[Any, ...],
+) -> str:
     """The attribute of `GRAPHS` that holds the module's steps; taken on first use and when the network has changed.
 
     :param keys: the keys of the method's table; layers that have a row are not looked into.
@@ -62,13 +68,24 @@ def _structure(module: nn.Module) -> Iterator[Hashable]:
         yield name, type(part)
         if not is_torchs_own(part):
             attributes = vars(part).items()
-            yield tuple((key, value) for key, value in attributes if key[0] != "_" and (isinstance(value, _PLAIN) or callable(value)))
+            yield tuple(
+                (key, value)
+                for key, value in attributes
+                if key[0] != "_" and (isinstance(value, _PLAIN) or callable(value))
+            )
 
 
 class _Tracer(fx.Tracer):
     trace_asserts = True
 
-    def __init__(self, module: nn.Module, kinds: frozenset[type], inputs: Sequence[Any], options: Mapping[str, Any], opaque: set[str]):
+    def __init__(
+        self,
+        module: nn.Module,
+        kinds: frozenset[type],
+        inputs: Sequence[Any],
+        options: Mapping[str, Any],
+        opaque: set[str],
+    ):
         super().__init__()
         self.kinds, self.inputs, self.options, self.opaque = kinds, inputs, options, opaque
         # By identity, since in `functional_call` a parameter is any tensor.
@@ -114,12 +131,17 @@ class _Tracer(fx.Tracer):
             return a
         return super().create_arg(a)
 
-    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
         def given(name: str, value: Any) -> Any:
             return self.create_proxy("placeholder", name, (), {}) if value is True else value[0]
 
         args = [given(f"input_{i}", value) for i, value in enumerate(self.inputs)]
-        return partial(root_fn, **{name: given(name, value) for name, value in self.options.items()}), [self.root, *args]
+        return partial(root_fn, **{name: given(name, value) for name, value in self.options.items()}), [
+            self.root,
+            *args,
+        ]
 
 
 def _take(module: nn.Module, kinds: frozenset[type], inputs: Any, options: Any) -> tuple[Step, ...]:

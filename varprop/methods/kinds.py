@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from .. import functional as fn
+from .. import moments as fn
 from . import (
     attention,
     base,
@@ -79,17 +79,27 @@ KINDS: dict[Callable[..., Any], Kind] = {
     fn.maximum: Kind("exact", 8),
     fn.largest: Kind("approximate", 8),
     **dict.fromkeys((cvbp._anchored_larger, cvbp._anchored_largest), Kind("approximate", 48)),
-    **dict.fromkeys((twins.by_twin, twins.interpolated, twins.prelu, twins.by_statistics), Kind("as its layer")),
-    **dict.fromkeys((twins.layer_norm, twins.rms_norm, twins.group_norm, twins.unit_length), Kind("as its layer")),
+    **dict.fromkeys(
+        (twins.by_twin, twins.interpolated, twins.prelu, twins.by_statistics), Kind("as its layer")
+    ),
+    **dict.fromkeys(
+        (twins.layer_norm, twins.rms_norm, twins.group_norm, twins.unit_length), Kind("as its layer")
+    ),
     **dict.fromkeys((functions.add, functions.subtract, functions.negate, functions.divide), Kind("exact")),
     functions.multiply: Kind("exact", 3),
     functions.power: SQUARE,
     functions.elementwise: Kind("approximate", 11),
-    **dict.fromkeys((functions.bilinear, functions.affine, functions.added, functions.einsum), Kind("exact", 1)),
+    **dict.fromkeys(
+        (functions.bilinear, functions.affine, functions.added, functions.einsum), Kind("exact", 1)
+    ),
     attention.scaled_dot_product: Kind("approximate", 37),
     functions.average: Kind("exact", 9),
-    **dict.fromkeys((functions.moves, functions.item, functions.parts, functions.joined, functions.padded), Kind("exact")),
-    **dict.fromkeys((functions.where, functions.kept_where, functions.filled_where, functions.looked_up), Kind("exact")),
+    **dict.fromkeys(
+        (functions.moves, functions.item, functions.parts, functions.joined, functions.padded), Kind("exact")
+    ),
+    **dict.fromkeys(
+        (functions.where, functions.kept_where, functions.filled_where, functions.looked_up), Kind("exact")
+    ),
     **dict.fromkeys((functions.about, functions.attribute), Kind("plain")),
 }
 

@@ -21,7 +21,12 @@ class Extremes(NamedTuple):
 
 
 def larger(
-    of_two: Callable[[Gaussian, Gaussian], Gaussian], sign: float, method: Method, function: Any, a: Activation, b: Activation
+    of_two: Callable[[Gaussian, Gaussian], Gaussian],
+    sign: float,
+    method: Method,
+    function: Any,
+    a: Activation,
+    b: Activation,
 ) -> Activation:
     """The larger of two independent values, or with a sign of -1 the smaller; of one and the same, itself."""
     return a if a is b else of_two(as_gaussian(a).times(sign), as_gaussian(b).times(sign)).times(sign)
@@ -39,11 +44,17 @@ def largest(
     """The largest (smallest) of independent entries along dimensions, or of all."""
     dims = sorted(d % len(x.shape) for d in ((dim,) if isinstance(dim, int) else dim or range(len(x.shape))))
     moved = x.times(sign).map(lambda t: t.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims)))
-    kept = [1 if d in dims else n for d, n in enumerate(x.shape)] if keepdim else [n for d, n in enumerate(x.shape) if d not in dims]
+    kept = (
+        [1 if d in dims else n for d, n in enumerate(x.shape)]
+        if keepdim
+        else [n for d, n in enumerate(x.shape) if d not in dims]
+    )
     return along(moved, -1).times(sign).map(lambda t: t.view(kept))
 
 
-def either(two: Rule, one: Rule, method: Method, function: Any, x: Activation, *args: Any, **kwargs: Any) -> Any:
+def either(
+    two: Rule, one: Rule, method: Method, function: Any, x: Activation, *args: Any, **kwargs: Any
+) -> Any:
     """torch.max and torch.min: of two values, of all entries, or along a dimension."""
     other = args[0] if args else kwargs.get("other")
     if isinstance(other, Tensor | Gaussian):
@@ -52,7 +63,9 @@ def either(two: Rule, one: Rule, method: Method, function: Any, x: Activation, *
     return Extremes(values) if args or kwargs else values
 
 
-def maxima(of_two: Callable[[Gaussian, Gaussian], Gaussian], along: Callable[[Gaussian, int], Gaussian]) -> dict[Any, Rule]:
+def maxima(
+    of_two: Callable[[Gaussian, Gaussian], Gaussian], along: Callable[[Gaussian, int], Gaussian]
+) -> dict[Any, Rule]:
     """Rows for all maxima and minima among functions, from a method's moments of two entries and of those along a dimension."""
     rows: dict[Any, Rule] = {}
     for sign, names in ((1.0, "maximum amax max"), (-1.0, "minimum amin min")):

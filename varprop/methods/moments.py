@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import functional as fn
+from .. import moments as fn
 from ..gaussian import Activation, Gaussian, mean_of, move
 from ..posterior import Layer, random_bias, random_weight
 from .attention import ATTENTION
@@ -30,7 +30,9 @@ def _linear(layer: nn.Linear) -> fn.Op:
 
 def _conv(op: fn.Op, layer: Layer) -> fn.Op:
     padding = layer.padding if layer.padding_mode == "zeros" else 0
-    return partial(_call, op, stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups)
+    return partial(
+        _call, op, stride=layer.stride, padding=padding, dilation=layer.dilation, groups=layer.groups
+    )
 
 
 def _conv_transpose(op: fn.Op, layer: Layer) -> fn.Op:
@@ -65,7 +67,9 @@ def affine(operation: Callable[[Layer], fn.Op], method: Method, layer: Layer, x:
     return _scaled_affine(op, layer, x, weight, bias)
 
 
-def _scaled_affine(op: fn.Op, layer: Layer, x: Activation, weight: fn.Weight, bias: Activation | None) -> Activation:
+def _scaled_affine(
+    op: fn.Op, layer: Layer, x: Activation, weight: fn.Weight, bias: Activation | None
+) -> Activation:
     """A layer with the scales of a horseshoe on its inputs (linear) or filters (convolution) and on its whole output (Eq. 18)."""
     per_channel = partial(fn.per_channel, weight=layer.weight)
     group, whole = layer.scales.group, layer.scales.layer
@@ -173,7 +177,9 @@ def _average(n: int, module: Layer, x: Gaussian) -> Gaussian:
     divisor = getattr(module, "divisor_override", None)
     if divisor is not None:
         return fn.average(x, module, divisor)
-    kernel, stride, padding = (per_dimension(a, n) for a in (module.kernel_size, module.stride, module.padding))
+    kernel, stride, padding = (
+        per_dimension(a, n) for a in (module.kernel_size, module.stride, module.padding)
+    )
     if not module.ceil_mode and (module.count_include_pad or not any(padding)):
         return fn.average(x, module, math.prod(kernel))
     outputs = module(x.mean).shape[-n:]
@@ -217,8 +223,23 @@ def _window_sizes(lengths: list[Tensor], x: Gaussian) -> Tensor:
 
 
 MOVES = (
-    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unfold),
-    *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
+    *(
+        nn.Identity,
+        nn.Flatten,
+        nn.Unflatten,
+        nn.PixelShuffle,
+        nn.PixelUnshuffle,
+        nn.ChannelShuffle,
+        nn.Unfold,
+    ),
+    *(
+        nn.ReflectionPad1d,
+        nn.ReflectionPad2d,
+        nn.ReflectionPad3d,
+        nn.ReplicationPad1d,
+        nn.ReplicationPad2d,
+        nn.ReplicationPad3d,
+    ),
     *(nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
 )
 

@@ -31,10 +31,19 @@ def network(method: Method, module: nn.Module, *inputs: Any, **options: Any) -> 
     return walk(method, module, inputs, options)
 
 
-def walk(method: Method, module: nn.Module, inputs: tuple[Any, ...], options: Mapping[str, Any], visit: Visitor | None = None) -> Any:
+def walk(
+    method: Method,
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    options: Mapping[str, Any],
+    visit: Visitor | None = None,
+) -> Any:
     """The output of a network by its graph."""
     kept_whole = method.rules.get(nn.Sequential) is not sequential
-    given = tuple(_given(value) for value in inputs), tuple((name, _given(value)) for name, value in options.items())
+    given = (
+        tuple(_given(value) for value in inputs),
+        tuple((name, _given(value)) for name, value in options.items()),
+    )
     steps: tuple[Step, ...] = getattr(GRAPHS, graph_name(module, tuple(method.rules), kept_whole, *given))
     values: Values = {f"input_{i}": value for i, value in enumerate(inputs)}
     values.update(options)
@@ -80,7 +89,9 @@ def _run(method: Method, module: nn.Module, step: Step, values: Values) -> tuple
     return _function(method, module, step, values, args, kwargs)
 
 
-def _function(method: Method, module: nn.Module, step: Step, values: Values, args: Any, kwargs: Any) -> tuple[Any, Any, Rule | None]:
+def _function(
+    method: Method, module: nn.Module, step: Step, values: Values, args: Any, kwargs: Any
+) -> tuple[Any, Any, Rule | None]:
     function = step.target
     if not holds_gaussian((args, kwargs)):
         run = getattr(args[0], function) if isinstance(function, str) else function

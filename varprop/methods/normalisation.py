@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .. import delta
+from .. import moments as delta
 from ..gaussian import Gaussian
 from ..posterior import Layer
 from .base import Rule, activation
@@ -48,10 +48,14 @@ def _batch_norm(module: Layer, x: Gaussian) -> Gaussian:
     dims = tuple(d for d in range(x.mean.dim()) if d != 1)
     n = delta.count(x, dims)
     if n == 1:
-        raise ValueError(f"{type(module).__name__}: a batch of one value for each channel has no variance to train with; give more.")
+        raise ValueError(
+            f"{type(module).__name__}: a batch of one value for each channel has no variance to train with; give more."
+        )
     if module.training and module.track_running_stats:
         module.num_batches_tracked.add_(1)
-        factor = 1 / module.num_batches_tracked.to(x.mean.dtype) if module.momentum is None else module.momentum
+        factor = (
+            1 / module.num_batches_tracked.to(x.mean.dtype) if module.momentum is None else module.momentum
+        )
         _track(module, factor, *delta.spread(x.detach(), dims), n)
     return _scaled(module, delta.normalise(x, dims, module.eps), channels)
 
@@ -67,7 +71,9 @@ def _instance_norm(module: Layer, x: Gaussian) -> Gaussian:
     dims = tuple(range(2, x.mean.dim()))
     n = delta.count(x, dims)
     if n == 1:
-        raise ValueError(f"{type(module).__name__}: one value for each channel has no variance; give more positions.")
+        raise ValueError(
+            f"{type(module).__name__}: one value for each channel has no variance; give more positions."
+        )
     if module.track_running_stats:
         centre, square = delta.spread(x.detach(), dims)
         _track(module, module.momentum or 0.0, centre.mean(0), square.mean(0), n)
@@ -95,7 +101,9 @@ def _rms_norm(module: Layer, x: Gaussian) -> Gaussian:
 
 def _over_classes(moments: Callable[[Gaussian, int], Gaussian], module: Layer, x: Gaussian) -> Gaussian:
     if module.dim is None:
-        raise ValueError(f"{type(module).__name__}: say over which dimension, as in {type(module).__name__}(dim=1).")
+        raise ValueError(
+            f"{type(module).__name__}: say over which dimension, as in {type(module).__name__}(dim=1)."
+        )
     return moments(x, module.dim)
 
 
@@ -109,7 +117,9 @@ def _softmax2d(module: Layer, x: Gaussian) -> Gaussian:
 
 NORMALISATION: dict[type[nn.Module], Rule] = {
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), partial(activation, _batch_norm)),
-    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), partial(activation, _instance_norm)),
+    **dict.fromkeys(
+        (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), partial(activation, _instance_norm)
+    ),
     nn.GroupNorm: partial(activation, _group_norm),
     nn.LayerNorm: partial(activation, _layer_norm),
     nn.RMSNorm: partial(activation, _rms_norm),

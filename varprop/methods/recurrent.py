@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import functional as fn
+from .. import moments as fn
 from ..gaussian import Activation, Gaussian, as_gaussian
 from ..posterior import Layer, random_tensor
 from .attention import is_plain
@@ -41,7 +41,9 @@ def _gru_step(x: Gaussian, h: Gaussian, state: State) -> State:
     z, new, old = _sigmoid(xz + hz), _tanh(xn + _product(_sigmoid(xr + hr), hn)), state[0]
     keep = 1 - z.mean
     mean = keep * new.mean + z.mean * old.mean
-    var = (keep.square() + z.var) * new.var + z.second_moment * old.var + z.var * (old.mean - new.mean).square()
+    var = (
+        (keep.square() + z.var) * new.var + z.second_moment * old.var + z.var * (old.mean - new.mean).square()
+    )
     return (Gaussian.of(mean, var),)
 
 
@@ -68,7 +70,10 @@ def _step(method: Method, module: Layer) -> Callable[[Gaussian, Gaussian, State]
 
 def _affine(module: Layer, kind: str, suffix: str, x: Activation) -> Gaussian:
     """The inputs ("ih") or the state ("hh") through their weights (Eq. 1)."""
-    weight, bias = random_tensor(module, f"weight_{kind}{suffix}"), random_tensor(module, f"bias_{kind}{suffix}")
+    weight, bias = (
+        random_tensor(module, f"weight_{kind}{suffix}"),
+        random_tensor(module, f"bias_{kind}{suffix}"),
+    )
     return as_gaussian(fn.affine(F.linear, x, weight, bias))  # type: ignore[arg-type]
 
 
@@ -96,7 +101,9 @@ def _layers(method: Method, module: Layer, x: Activation, state: Any = None) -> 
         plain: tuple[Any, Any] = module(x, state)
         return plain
     if not isinstance(x, Tensor | Gaussian):
-        raise NoRuleError(f"{method.name} has no rule for {type(module).__name__} on a {type(x).__name__}; give it padded sequences.")
+        raise NoRuleError(
+            f"{method.name} has no rule for {type(module).__name__} on a {type(x).__name__}; give it padded sequences."
+        )
     time = 0 if len(x.shape) == 2 or not module.batch_first else 1
     directions = 2 if module.bidirectional else 1
     steps = as_gaussian(x).map(lambda t: t.movedim(time, 0))
@@ -108,7 +115,9 @@ def _layers(method: Method, module: Layer, x: Activation, state: Any = None) -> 
         for direction in range(directions):
             index = layer * directions + direction
             first = tuple(s.map(lambda t, i=index: t[i]) for s in start)  # type: ignore[misc]
-            out, end = _unrolled(method, module, f"_l{layer}{'_reverse' * direction}", steps, first, reverse=direction == 1)
+            out, end = _unrolled(
+                method, module, f"_l{layer}{'_reverse' * direction}", steps, first, reverse=direction == 1
+            )
             outputs.append(out)
             ends.append(end)
         steps = _join(torch.cat, outputs, -1)
@@ -119,7 +128,9 @@ def _layers(method: Method, module: Layer, x: Activation, state: Any = None) -> 
     return steps.map(lambda t: t.movedim(0, time)), last if isinstance(module, nn.LSTM) else last[0]
 
 
-def _unrolled(method: Method, module: Layer, suffix: str, x: Gaussian, state: State, reverse: bool) -> tuple[Gaussian, State]:
+def _unrolled(
+    method: Method, module: Layer, suffix: str, x: Gaussian, state: State, reverse: bool
+) -> tuple[Gaussian, State]:
     step, inputs, outputs = _step(method, module), _affine(module, "ih", suffix, x), []
     order = range(x.shape[0])
     projection = random_tensor(module, f"weight_hr{suffix}")

@@ -34,13 +34,21 @@ def _interpolation(module: Layer, axis: int, old: int, new: int, like: Tensor) -
     mode = "bicubic" if module.mode == "bicubic" else "bilinear"
     factors = module.scale_factor
     factor = factors[axis] if isinstance(factors, tuple) else factors
-    target = {"size": (new, old)} if factor is None or module.recompute_scale_factor else {"scale_factor": (factor, 1.0)}
+    target = (
+        {"size": (new, old)}
+        if factor is None or module.recompute_scale_factor
+        else {"scale_factor": (factor, 1.0)}
+    )
     columns = torch.eye(old, dtype=like.dtype, device=like.device).view(1, 1, old, old)
     return F.interpolate(columns, mode=mode, align_corners=module.align_corners, **target).view(new, old)
 
 
 RESAMPLING: dict[type[nn.Module], Rule] = {
-    **dict.fromkeys((nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d), partial(activation, _constant_pad)),
+    **dict.fromkeys(
+        (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d), partial(activation, _constant_pad)
+    ),
     **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d), partial(activation, _constant_pad)),
-    **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), partial(activation, _upsample)),
+    **dict.fromkeys(
+        (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), partial(activation, _upsample)
+    ),
 }

@@ -87,7 +87,18 @@ def layer(module: nn.Module, step: Step) -> nn.Module | None:
 
 map_arg: Any = fx.node.map_arg
 IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
-SUMS = {operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub, "add", "add_", "sub", "sub_"}
+SUMS = {
+    operator.add,
+    operator.iadd,
+    operator.sub,
+    operator.isub,
+    torch.add,
+    torch.sub,
+    "add",
+    "add_",
+    "sub",
+    "sub_",
+}
 
 
 def steps_of(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
@@ -96,7 +107,10 @@ def steps_of(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
     for node in graph.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), lambda a: Ref(renamed[a]))
         if not args and "input" in kwargs:
-            args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
+            args, kwargs = (
+                (kwargs["input"],),
+                {name: value for name, value in kwargs.items() if name != "input"},
+            )
         renamed[node] = node.name
         if _in_place(module, node) and node.args and isinstance(node.args[0], fx.Node):
             # Whoever reads the argument later finds what was written into it.
@@ -112,7 +126,9 @@ def _in_place(module: nn.Module, node: fx.Node) -> bool:
         return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     written = name.endswith("_") and not name.endswith("__")
-    return node.op != "get_attr" and (node.target in IN_PLACE or node.kwargs.get("inplace") is True or written)
+    return node.op != "get_attr" and (
+        node.target in IN_PLACE or node.kwargs.get("inplace") is True or written
+    )
 
 
 def _fork(steps: Mapping[str, Step], sum_: Step) -> Fork | None:
@@ -124,7 +140,10 @@ def _fork(steps: Mapping[str, Step], sum_: Step) -> Fork | None:
     source = next((name for name in left if name in right), None)
     if source is None:
         return None
-    return Fork(source, *(tuple(steps[name] for name in reversed(chain[: chain.index(source)])) for chain in (left, right)))
+    return Fork(
+        source,
+        *(tuple(steps[name] for name in reversed(chain[: chain.index(source)])) for chain in (left, right)),
+    )
 
 
 def _chain(steps: Mapping[str, Step], certain: set[str], name: str) -> Iterator[str]:
@@ -150,7 +169,14 @@ def _freeing(steps: list[Step]) -> tuple[Step, ...]:
     last: dict[str, int] = {}
     for i, step in enumerate(steps):
         chains = (*step.fork.left, *step.fork.right) if step.fork else ()
-        for name in (step.name, *step.sources, *(name for link in chains for name in (link.name, *link.sources))):
+        for name in (
+            step.name,
+            *step.sources,
+            *(name for link in chains for name in (link.name, *link.sources)),
+        ):
             last[name] = i
     kept = len(steps) - 1
-    return tuple(replace(step, frees=tuple(name for name, j in last.items() if j == i != kept)) for i, step in enumerate(steps))
+    return tuple(
+        replace(step, frees=tuple(name for name, j in last.items() if j == i != kept))
+        for i, step in enumerate(steps)
+    )

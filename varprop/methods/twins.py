@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import functional as fn
+from .. import moments as fn
 from ..gaussian import Activation, Gaussian, as_gaussian, move
 from .base import Method, NoRuleError, Rule, in_torch, missing
 
@@ -34,7 +34,13 @@ def twin(kind: Callable[..., nn.Module], names: str, *args: Any, **kwargs: Any) 
 
 
 def by_twin(
-    kind: Callable[..., nn.Module], names: str, method: Method, function: Callable[..., Any], x: Activation, *args: Any, **kwargs: Any
+    kind: Callable[..., nn.Module],
+    names: str,
+    method: Method,
+    function: Callable[..., Any],
+    x: Activation,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Ask the method about the layer that computes the function."""
     if kwargs.get("return_indices"):
@@ -77,9 +83,23 @@ def _threshold(threshold: float, value: float) -> nn.Module:
 
 _POOL = "kernel_size stride padding"
 TWINS: dict[Any, Rule] = {
-    **_named("inplace", relu=nn.ReLU, relu6=nn.ReLU6, hardsigmoid=nn.Hardsigmoid, hardswish=nn.Hardswish, silu=nn.SiLU, mish=nn.Mish),
     **_named(
-        "inplace", selu=nn.SELU, tanh=nn.Tanh, sigmoid=nn.Sigmoid, softsign=nn.Softsign, tanhshrink=nn.Tanhshrink, logsigmoid=nn.LogSigmoid
+        "inplace",
+        relu=nn.ReLU,
+        relu6=nn.ReLU6,
+        hardsigmoid=nn.Hardsigmoid,
+        hardswish=nn.Hardswish,
+        silu=nn.SiLU,
+        mish=nn.Mish,
+    ),
+    **_named(
+        "inplace",
+        selu=nn.SELU,
+        tanh=nn.Tanh,
+        sigmoid=nn.Sigmoid,
+        softsign=nn.Softsign,
+        tanhshrink=nn.Tanhshrink,
+        logsigmoid=nn.LogSigmoid,
     ),
     **_named("negative_slope inplace", leaky_relu=nn.LeakyReLU),
     **_named("min_val max_val inplace", hardtanh=nn.Hardtanh),
@@ -92,22 +112,55 @@ TWINS: dict[Any, Rule] = {
     **_named("beta threshold", softplus=nn.Softplus),
     **_named("alpha inplace", elu=nn.ELU, celu=nn.CELU),
     **_named("dim", softmax=nn.Softmax, log_softmax=nn.LogSoftmax, softmin=nn.Softmin, glu=nn.GLU),
-    **_named("p training inplace", dropout=nn.Dropout, dropout1d=nn.Dropout1d, dropout2d=nn.Dropout2d, dropout3d=nn.Dropout3d),
-    **_named("p training inplace", alpha_dropout=nn.AlphaDropout, feature_alpha_dropout=nn.FeatureAlphaDropout),
-    **_named(f"{_POOL} dilation ceil_mode return_indices", max_pool1d=nn.MaxPool1d, max_pool2d=nn.MaxPool2d, max_pool3d=nn.MaxPool3d),
     **_named(
-        f"{_POOL} ceil_mode count_include_pad divisor_override", avg_pool1d=nn.AvgPool1d, avg_pool2d=nn.AvgPool2d, avg_pool3d=nn.AvgPool3d
+        "p training inplace",
+        dropout=nn.Dropout,
+        dropout1d=nn.Dropout1d,
+        dropout2d=nn.Dropout2d,
+        dropout3d=nn.Dropout3d,
     ),
-    **_named("output_size", adaptive_avg_pool1d=nn.AdaptiveAvgPool1d, adaptive_avg_pool2d=nn.AdaptiveAvgPool2d),
+    **_named(
+        "p training inplace", alpha_dropout=nn.AlphaDropout, feature_alpha_dropout=nn.FeatureAlphaDropout
+    ),
+    **_named(
+        f"{_POOL} dilation ceil_mode return_indices",
+        max_pool1d=nn.MaxPool1d,
+        max_pool2d=nn.MaxPool2d,
+        max_pool3d=nn.MaxPool3d,
+    ),
+    **_named(
+        f"{_POOL} ceil_mode count_include_pad divisor_override",
+        avg_pool1d=nn.AvgPool1d,
+        avg_pool2d=nn.AvgPool2d,
+        avg_pool3d=nn.AvgPool3d,
+    ),
+    **_named(
+        "output_size", adaptive_avg_pool1d=nn.AdaptiveAvgPool1d, adaptive_avg_pool2d=nn.AdaptiveAvgPool2d
+    ),
     **_named("output_size", adaptive_avg_pool3d=nn.AdaptiveAvgPool3d),
 }
 
 
-def interpolated(method: Method, function: Callable[..., Any], x: Activation, *args: Any, antialias: bool = False, **kwargs: Any) -> Any:
+def interpolated(
+    method: Method,
+    function: Callable[..., Any],
+    x: Activation,
+    *args: Any,
+    antialias: bool = False,
+    **kwargs: Any,
+) -> Any:
     """As `nn.Upsample`, which has no filter."""
     if antialias:
         raise missing(method, function, " with antialias=True")
-    return by_twin(nn.Upsample, "size scale_factor mode align_corners recompute_scale_factor", method, function, x, *args, **kwargs)
+    return by_twin(
+        nn.Upsample,
+        "size scale_factor mode align_corners recompute_scale_factor",
+        method,
+        function,
+        x,
+        *args,
+        **kwargs,
+    )
 
 
 def prelu(method: Method, function: Callable[..., Any], x: Activation, weight: Tensor) -> Any:
@@ -120,16 +173,37 @@ def prelu(method: Method, function: Callable[..., Any], x: Activation, weight: T
 
 
 def layer_norm(
-    method: Method, function: Any, x: Activation, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    method: Method,
+    function: Any,
+    x: Activation,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
 ) -> Any:
     return _scaled(method(nn.LayerNorm(normalized_shape, eps, elementwise_affine=False), x), weight, bias)
 
 
-def rms_norm(method: Method, function: Any, x: Activation, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+def rms_norm(
+    method: Method,
+    function: Any,
+    x: Activation,
+    normalized_shape: Any,
+    weight: Any = None,
+    eps: float | None = None,
+) -> Any:
     return _scaled(method(nn.RMSNorm(normalized_shape, eps, elementwise_affine=False), x), weight)
 
 
-def unit_length(method: Method, function: Any, x: Activation, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Any:
+def unit_length(
+    method: Method,
+    function: Any,
+    x: Activation,
+    p: float = 2.0,
+    dim: int = 1,
+    eps: float = 1e-12,
+    out: None = None,
+) -> Any:
     """x over its length, which is that over its root mean square over √n."""
     if p != 2:
         raise missing(method, function, f" with p={p}")
@@ -139,13 +213,25 @@ def unit_length(method: Method, function: Any, x: Activation, p: float = 2.0, di
 
 
 def group_norm(
-    method: Method, function: Any, x: Activation, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    method: Method,
+    function: Any,
+    x: Activation,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
 ) -> Any:
     return _by_channel(method(nn.GroupNorm(num_groups, x.shape[1], eps, affine=False), x), weight, bias)
 
 
 def by_statistics(
-    kinds: dict[int, Any], options: dict[str, Any], method: Method, function: Any, x: Activation, *args: Any, **kwargs: Any
+    kinds: dict[int, Any],
+    options: dict[str, Any],
+    method: Method,
+    function: Any,
+    x: Activation,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Batch or instance normalisation by the statistics given or those of the input; given ones move in training, as the layer's do."""
     running_mean, running_var, weight, bias, training, momentum, eps = {
@@ -153,7 +239,9 @@ def by_statistics(
         **dict(zip(options, args, strict=False)),
         **kwargs,
     }.values()
-    layer = kinds[len(x.shape)](x.shape[1], eps, momentum, affine=False, track_running_stats=running_mean is not None)
+    layer = kinds[len(x.shape)](
+        x.shape[1], eps, momentum, affine=False, track_running_stats=running_mean is not None
+    )
     if running_mean is not None:
         layer.register_buffer("running_mean", running_mean)
         layer.register_buffer("running_var", running_var)

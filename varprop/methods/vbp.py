@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.nn import functional as F
 
-from .. import functional as fn
+from .. import moments as fn
 from ..gaussian import Gaussian
 from ..posterior import Layer
 from .base import Method, Rule, activation
@@ -43,7 +43,13 @@ def vbp(slope: float = math.inf) -> Method:
         raise ValueError(f"vbp: slope must be positive, got {slope}.")
     name = "VBP" if math.isinf(slope) else f"VBP(slope={slope:g})"
     pools = {kind: partial(activation, partial(_winner_pool, n)) for kind, n in MAX_POOLS.items()}
-    rules: dict[Any, Rule] = {**SHARED, **NETWORKS, **bent(partial(_gate, slope)), **pools, **maxima(fn.winner, fn.strongest)}
+    rules: dict[Any, Rule] = {
+        **SHARED,
+        **NETWORKS,
+        **bent(partial(_gate, slope)),
+        **pools,
+        **maxima(fn.winner, fn.strongest),
+    }
     return Method(name, rules, slope=slope)
 
 

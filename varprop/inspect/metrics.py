@@ -1,0 +1,131 @@
+"""How good a prediction was: log-likelihood, error, CRPS and coverage for numbers, calibration for classes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..predictive import (
+    ClassPredictive,
+    LabelPredictive,
+    NormalPredictive,
+    Predictive,
+    Regression,
+    RegressionMixture,
+    check_shape,
+    two_classes,
+)
+
+
+def summary(p: Predictive, y: Tensor) -> dict[str, float]:
+    """The measures that suit a prediction, by name.
+
+    >>> p = vp.predictive.ClassPredictive(torch.tensor([[0.8, 0.2], [0.2, 0.8]]), torch.zeros(2))
+    >>> {name: round(value, 3) for name, value in summary(p, torch.tensor([0, 0])).items()}    # doctest: +NORMALIZE_WHITESPACE
+    {'cases': 2, 'accuracy': 0.5, 'log-likelihood': -0.916, 'Brier score': 0.68, 'calibration error (ECE)': 0.3,
+     'entropy': 0.5, 'mutual information': 0.5}
+    """
+    if isinstance(p, LabelPredictive):
+        p, y = two_classes(p), y.flatten().long()
+    measures: dict[str, Tensor]
+    if isinstance(p, Regression):
+        low, high = p.interval(0.9)
+        measures = {
+            "root mean squared error": rmse(p, y),
+            "mean absolute error": (p.mean - y).abs().mean(),
+            "log-likelihood": log_likelihood(p, y),
+            "CRPS": crps(p, y),
+            "coverage of 90 % intervals": coverage(p, y),
+            "width of 90 % intervals": (high - low).mean(),
+            "epistemic share of the variance": p.epistemic.sum() / p.var.sum(),
+        }
+    elif isinstance(p, ClassPredictive):
+        truth = torch.nn.functional.one_hot(y, p.probs.shape[1]).movedim(-1, 1)
+        measures = {
+            "accuracy": (p.probs.argmax(1) == y).double().mean(),
+            "log-likelihood": log_likelihood(p, y),
+            "Brier score": (p.probs - truth).square().sum(1).mean(),
+            "calibration error (ECE)": ece(p, y),
+            "entropy": p.entropy.mean(),
+            "mutual information": p.mutual_information.mean(),
+        }
+    else:
+        measures = {"log-likelihood": log_likelihood(p, y)}
+    return {"cases": len(y), **{name: float(value) for name, value in measures.items()}}
+
+
+def log_likelihood(p: Predictive, y: Tensor) -> Tensor:
+    """Mean log density or probability of the targets; larger is better.
+
+    >>> p = vp.predictive.NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+    >>> log_likelihood(p, torch.zeros(1, 1))
+    tensor(-0.9189)
+    """
+    return p.log_prob(y).mean()
+
+
+def rmse(p: Regression, y: Tensor) -> Tensor:
+    """Root mean squared error of the predictive mean."""
+    check_shape(y, p.mean.shape)
+    return (p.mean - y).square().mean().sqrt()
+
+
+def crps(p: Regression, y: Tensor) -> Tensor:
+    """Mean continuous ranked probability score, E|Y - y| - E|Y - Y'|/2 with Y, Y' drawn from p; smaller is better.
+
+    In closed form for a normal prediction and, summed over pairs of components, for a mixture of normals.
+
+    >>> p = vp.predictive.NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+    >>> crps(p, torch.zeros(1, 1))
+    tensor(0.2337)
+    """
+    check_shape(y, p.mean.shape)
+    components = p.components if isinstance(p, RegressionMixture) else [p]
+    if not all(isinstance(c, NormalPredictive) for c in components):
+        raise TypeError(
+            f"crps: needs a normal prediction or a mixture of normal ones, got {type(p).__name__}."
+        )
+    mean, var = torch.stack([c.mean for c in components]), torch.stack([c.var for c in components])
+    apart = sum(_mean_absolute(mean - c.mean, var + c.var).mean() for c in components) / len(components)
+    return _mean_absolute(mean - y, var).mean() - apart / 2
+
+
+def _mean_absolute(m: Tensor, v: Tensor) -> Tensor:
+    """E|x| for x ~ N(m, v)."""
+    s = v.sqrt()
+    t = m / s
+    return s * math.sqrt(2 / math.pi) * torch.exp(-0.5 * t.square()) + m * torch.erf(t / math.sqrt(2))
+
+
+def coverage(p: Regression, y: Tensor, level: float = 0.9) -> Tensor:
+    """Share of the targets inside the central interval that should hold `level` of them.
+
+    >>> p = vp.predictive.NormalPredictive(torch.zeros(4, 1), torch.zeros(4, 1), torch.ones(4, 1))
+    >>> coverage(p, torch.tensor([[0.0], [1.0], [-1.5], [2.0]]))
+    tensor(0.7500)
+    """
+    check_shape(y, p.mean.shape)
+    low, high = p.interval(level)
+    return ((low <= y) & (y <= high)).to(y.dtype).mean()
+
+
+def ece(p: ClassPredictive, y: Tensor, bins: int = 15) -> Tensor:
+    """Expected calibration error: |accuracy - confidence| in equal bins of confidence, averaged over the data.
+
+    >>> p = vp.predictive.ClassPredictive(torch.tensor([[0.8, 0.2], [0.2, 0.8]]), torch.zeros(2))
+    >>> ece(p, torch.tensor([0, 0]))                     # right half of the time, sure of 80 %
+    tensor(0.3000)
+    """
+    confidence, chosen = p.probs.max(1)
+    check_shape(y, chosen.shape)
+    gap = (chosen == y).to(confidence.dtype) - confidence
+    bin_of = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    return (
+        torch.zeros(bins, dtype=gap.dtype, device=gap.device)
+        .index_add(0, bin_of.flatten(), gap.flatten())
+        .abs()
+        .sum()
+        / gap.numel()
+    )

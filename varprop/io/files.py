@@ -1,0 +1,192 @@
+"""Model files: a folder with the weights as safetensors and everything else as JSON. Loading runs no code from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import safetensors.torch
+from torch import Tensor, nn
+
+from ..likelihoods import Likelihood
+from ..methods import Method
+from ..objectives import ELBO
+from ..priors import Prior
+from .description import (
+    ModelFileError,
+    describe_estimator,
+    describe_objective,
+    make_estimator,
+    make_objective,
+)
+from .storage import replacing
+
+FORMAT = 1
+DESCRIPTION = "model.json"
+
+
+def save(model: Any, folder: str | Path, *, preprocessing: Mapping[str, Any] | None = None) -> None:
+    """Write a trained objective or a fitted estimator to a folder: `model.json` and the weights it names.
+
+    A network of nested `nn.Sequential` with layers of `torch.nn` is described in the file; of any other, and of a method, likelihood or
+    prior of your own, only the weights are kept, and `load` wants the part itself. The description is replaced last and as a whole, so
+    that a save that fails leaves the model that was there.
+
+    :param preprocessing: what was done to the data, as anything JSON can hold; `modelfile.preprocessing(folder)` gives it back.
+    """
+    members = [model] if isinstance(model, ELBO) else _members(model)
+    description = {
+        "preprocessing": dict(preprocessing or {}),
+        "objective": describe_objective(members[0]),
+        "members": len(members),
+        "estimator": None if isinstance(model, ELBO) else describe_estimator(model),
+    }
+    write(
+        folder, description, (members[0] if isinstance(model, ELBO) else nn.ModuleList(members)).state_dict()
+    )
+
+
+def load(
+    folder: str | Path,
+    net: nn.Module | None = None,
+    *,
+    method: Method | None = None,
+    likelihood: Likelihood | None = None,
+    prior: Prior | None = None,
+) -> Any:
+    """Read what `save` wrote, an objective or an estimator, on the CPU.
+
+    :param net: the network, where the file cannot describe it (made random as it was); it takes the values of the file.
+    :param method: the method, likewise, as `likelihood` and `prior`.
+
+    >>> import tempfile
+    >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
+    >>> elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(10.0), n_data=100)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     vp.save(elbo, folder)
+    ...     again = vp.load(folder)
+    >>> bool((again.predict(torch.ones(1, 2)).var == elbo.predict(torch.ones(1, 2)).var).all())
+    True
+    """
+    description, weights = read(folder)
+    given = {"net": net, "method": method, "likelihood": likelihood, "prior": prior}
+    try:
+        objective, estimator = description["objective"], description["estimator"]
+        for name, part in given.items():
+            if part is None and objective[name] is None:
+                _refuse(folder, f"does not describe its {name}; pass it, as in load(folder, {name}=...)")
+        if estimator is None:
+            elbo = make_objective(objective, given)
+            elbo.load_state_dict(weights, assign=True)
+            return elbo.eval()
+        members = nn.ModuleList(make_objective(objective, given) for _ in range(description["members"]))
+        members.load_state_dict(weights, assign=True)
+        return make_estimator(estimator, list(members.eval()))
+    except ModelFileError:
+        raise
+    except Exception as error:  # whatever a constructor makes of arguments that no save has written
+        _refuse(folder, f"does not fit its weights or the parts given ({_first_line(error)})", error)
+
+
+def preprocessing(folder: str | Path) -> dict[str, Any]:
+    """The preprocessing that was saved with a model."""
+    return read(folder)[0]["preprocessing"]
+
+
+def _members(estimator: Any) -> list[ELBO]:
+    from sklearn.exceptions import NotFittedError
+
+    from ..estimators import BayesianMLPClassifier, BayesianMLPRegressor
+
+    if type(estimator) not in (BayesianMLPClassifier, BayesianMLPRegressor):
+        raise ModelFileError(
+            f"save: {type(estimator).__name__} is neither an ELBO nor one of varprop's estimators."
+        )
+    if not hasattr(estimator, "members_"):
+        raise NotFittedError(f"save: this {type(estimator).__name__} is not fitted yet; call fit first.")
+    return estimator.members_
+
+
+# ------------------------------------------------------------------------------------------------------------- the files
+
+
+def write(folder: str | Path, description: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Write a description and its weights so that a reader finds the old pair or the new one, and no mixture."""
+    from .. import __version__
+
+    folder = Path(folder)
+    content = safetensors.torch.save(
+        {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
+    )
+    try:
+        # Through JSON once, so that the checksum is of what a reader will see: tuples as lists, keys as strings.
+        full = json.loads(
+            json.dumps({"format": FORMAT, "varprop": __version__, **description}, allow_nan=False)
+        )
+    except (TypeError, ValueError) as error:
+        raise ModelFileError(
+            f"save: the description cannot be written as JSON: {_first_line(error)}; give plain values."
+        ) from error
+    if folder.exists() and not folder.is_dir():
+        raise ModelFileError(f"save: {folder} is a file; give a folder.")
+    checksum = _checksum(full, content)
+    with replacing(_weights(folder, checksum)) as file:
+        file.write(content)
+    # From this rename on, the folder holds the new model; before it, the old one.
+    with replacing(folder / DESCRIPTION) as file:
+        file.write(json.dumps({"sha256": checksum, **full}, indent=2).encode())
+    for other in folder.glob("weights-*.safetensors"):
+        if other != _weights(folder, checksum):
+            other.unlink(missing_ok=True)
+
+
+def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and the weights of a folder, checked to be what was written."""
+    folder = Path(folder)
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    except OSError as error:
+        _refuse(folder, f"has no readable {DESCRIPTION} ({error.strerror})", error)
+    except (ValueError, RecursionError) as error:
+        _refuse(folder, f"has a {DESCRIPTION} that is damaged or no JSON", error)
+    version = description.get("format") if isinstance(description, dict) else None
+    if not isinstance(version, int) or not re.fullmatch("[0-9a-f]{64}", str(description.get("sha256"))):
+        _refuse(folder, f"has a {DESCRIPTION} that varprop did not write")
+    if version > FORMAT:
+        writer = str(description.get("varprop"))[:20]
+        _refuse(
+            folder,
+            f"was written by varprop {writer} in format {version}, this version reads up to {FORMAT}; upgrade varprop",
+        )
+    checksum = description.pop("sha256")
+    try:
+        content = _weights(folder, checksum).read_bytes()
+    except OSError as error:
+        _refuse(folder, f"lacks its weights, {_weights(folder, checksum).name} ({error.strerror})", error)
+    if _checksum(description, content) != checksum:
+        _refuse(folder, "was changed or cut short after it was written: its checksum is wrong")
+    try:
+        return description, safetensors.torch.load(content)
+    except Exception as error:
+        _refuse(folder, f"has weights that are no safetensors ({_first_line(error)})", error)
+
+
+def _weights(folder: Path, checksum: str) -> Path:
+    return folder / f"weights-{checksum[:16]}.safetensors"
+
+
+def _checksum(description: Mapping[str, Any], weights: bytes) -> str:
+    text = json.dumps(description, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode() + b"\0" + weights).hexdigest()
+
+
+def _refuse(folder: str | Path, reason: str, cause: Exception | None = None) -> NoReturn:
+    raise ModelFileError(f"load: {folder} {reason}.") from cause
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")

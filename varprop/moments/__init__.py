@@ -1,0 +1,50 @@
+"""Means and variances of elementary operations on independent normal variables, in closed form.
+
+Pure functions of `Gaussian` values. Throughout, m and v are the mean and the variance of the input, s = √v, and Φ, φ the
+normal distribution function and density.
+"""
+
+from .categorical import attend, log_softmax, margin, softmax
+from .linear import FactoredWeight, Op, Outer, Weight, affine, average, mask, per_channel, product, square
+from .maxima import largest, maximum, strongest, winner
+from .normalisation import count, normalise, spread
+from .piecewise import RELU, Piecewise, Tail, anchor, anchored, gate, gate_kl, rectify, slope, tail
+from .smooth import expectation, log_expectation_exp, quadrature, smooth_slope
+
+__all__ = [
+    "RELU",
+    "FactoredWeight",
+    "Op",
+    "Outer",
+    "Piecewise",
+    "Tail",
+    "Weight",
+    "affine",
+    "anchor",
+    "anchored",
+    "attend",
+    "average",
+    "count",
+    "expectation",
+    "gate",
+    "gate_kl",
+    "largest",
+    "log_expectation_exp",
+    "log_softmax",
+    "margin",
+    "mask",
+    "maximum",
+    "normalise",
+    "per_channel",
+    "product",
+    "quadrature",
+    "rectify",
+    "slope",
+    "smooth_slope",
+    "softmax",
+    "spread",
+    "square",
+    "strongest",
+    "tail",
+    "winner",
+]

@@ -1,0 +1,290 @@
+"""Moments of piecewise-linear activations of a normal variable: the gate of VBP, the exact ones, and what lies between.
+
+The equation numbers are those of `docs/maths.md`; m and v are the mean and the variance of the input, s = √v.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from ..gaussian import Gaussian
+from .smooth import expectation
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """A continuous piecewise-linear function: `slopes[k]` left of `knots[k]`, `slopes[-1]` beyond, `level` at the first knot.
+
+    >>> Piecewise(knots=(-1, 1), slopes=(0, 1, 0), level=-1)(torch.tensor([-3.0, 0.5, 3.0]))     # hard tanh
+    tensor([-1.0000,  0.5000,  1.0000])
+    """
+
+    knots: Sequence[float]
+    slopes: Sequence[float | Tensor]
+    level: float = 0.0
+
+    @property
+    def bends(self) -> list[tuple[float, float | Tensor]]:
+        """Each knot with the change of slope there."""
+        return [
+            (knot, after - before)
+            for knot, (before, after) in zip(self.knots, pairwise(self.slopes), strict=True)
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        first = self.slopes[0] * (x - self.knots[0]) + self.level
+        return first + sum(bend * F.relu(x - knot) for knot, bend in self.bends)
+
+    def slope(self, x: Tensor) -> Tensor:
+        return self.slopes[0] + sum(bend * (x > knot).to(x.dtype) for knot, bend in self.bends)  # type: ignore[return-value]
+
+    def lines(self, x: Tensor) -> Tensor:
+        """Every piece continued over the whole axis, stacked in front."""
+        lines = [self.slopes[0] * (x - self.knots[0]) + self.level]
+        for knot, bend in self.bends:
+            lines.append(lines[-1] + bend * (x - knot))
+        return torch.stack(lines)
+
+
+RELU = Piecewise(knots=(0.0,), slopes=(0.0, 1.0))
+
+
+def gate(x: Gaussian, slope: float = math.inf, pieces: Piecewise = RELU) -> Gaussian:
+    """Moments of a piecewise-linear unit whose piece z is drawn independently of x (Eq. 4); slope = inf picks the piece of E[x].
+
+    For ReLU: z·x with z ~ Bernoulli(sigmoid(slope·m)),  E = p m,  Var = p v + p(1-p) m².
+
+    >>> gate(Gaussian(torch.tensor(1.0), torch.tensor(0.2)))
+    Gaussian(mean=tensor(1.), var=tensor(0.2000))
+    """
+    m, v = x.mean, x.var
+    if math.isinf(slope):
+        if pieces is RELU:
+            return Gaussian.of(F.relu(m), v * F.relu(m.sign()))
+        return Gaussian.of(pieces(m), pieces.slope(m).square() * v)
+    lines = pieces.lines(m)
+    p = _piece_probabilities(m, pieces, slope)
+    mean = (p * lines).sum(0)
+    gain = sum(p[k] * s**2 for k, s in enumerate(pieces.slopes))
+    return Gaussian.of(mean, v * gain + (p * (lines - mean).square()).sum(0))
+
+
+def _piece_probabilities(m: Tensor, pieces: Piecewise, slope: float) -> Tensor:
+    """Of each piece, stacked in front: log-odds that change by the slope beyond each knot."""
+    return (
+        torch.stack([torch.zeros_like(m), *(slope * (m - knot) for knot in pieces.knots)])
+        .cumsum(0)
+        .softmax(0)
+    )
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The part of a normal variable beyond a knot, on the side where its mean is not: r = |x - knot| there, else 0 (Eq. 5)."""
+
+    mean: Tensor
+    second_moment: Tensor
+    probability: Tensor
+    above: Tensor
+    """Whether the mean lies above the knot, so that the tail points down."""
+
+
+def tail(x: Gaussian, knot: float = 0.0) -> Tail:
+    """E[r] = s SR(a), E[r²] = v ((1+a²) Φ(a) + a φ(a)), P = Φ(a), with a = -|m - knot|/s and SR(a) = φ(a) + a Φ(a) (Eq. 5).
+
+    Written for the far side these are sums of small terms: nothing of the size of m or v cancels, as it does in the textbook
+    moments of a rectified normal. Φ is taken through erfc, which keeps its relative precision where 1 + erf has none.
+    """
+    m = x.mean - knot
+    mean, second_moment, probability = _Tail.apply(m, x.var)  # type: ignore[no-untyped-call]
+    return Tail(mean, second_moment, probability, m > 0)
+
+
+class _Tail(torch.autograd.Function):
+    """E[r], E[r²] and P with the derivatives written down: a quarter of the operations that recording them would take.
+
+    d/dm: -h P, -2h E[r], -h φ/s,    d/dv: φ/(2s), P, |a| φ/(2v),    with h = 1 for a mean above the knot and -1 below
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        distance, density = _beyond(m, v)
+        probability = 0.5 * torch.erfc(distance / math.sqrt(2))
+        mean = v.sqrt() * F.relu(density - distance * probability)
+        second = v * F.relu((1 + distance.square()) * probability - distance * density)
+        return mean, second, probability
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, output[0], output[2])
+
+    @staticmethod
+    def backward(
+        ctx: Any, to_mean: Tensor, to_second: Tensor, to_probability: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        m, v, mean, probability = ctx.saved_tensors
+        distance, density = _beyond(m, v)
+        per_std = torch.where(v > 0, v, 1.0).rsqrt()
+        inwards = probability * to_mean + 2 * mean * to_second + per_std * density * to_probability
+        to_v = probability * to_second + 0.5 * per_std * density * (
+            to_mean + per_std * distance * to_probability
+        )
+        return torch.where(m > 0, -inwards, inwards), to_v
+
+
+def _far(v: Tensor) -> float:
+    """Standard deviations beyond which the tail counts as constant, which keeps a finite as v goes to zero.
+
+    There it is below 1e-33, but no subnormal number yet: those take a processor ten times as long.
+    """
+    return 30.0 if v.dtype == torch.float64 else 12.0
+
+
+def _beyond(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """|a| and φ(a)."""
+    far = _far(v)
+    distance = torch.where(v > 0, m.abs() / v.sqrt(), far).clamp(max=far)
+    return distance, torch.exp(-0.5 * distance.square()) / math.sqrt(2 * math.pi)
+
+
+def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
+    """Exact moments of a piecewise-linear function of a normal variable (Eq. 6): the hard gate, corrected by the tail beyond each knot.
+
+    For ReLU, with h the step of m:  E = max(0, m) + E[r],  Var = h v (1 - 2P) + E[r²] - E[r]².
+
+    >>> rectify(Gaussian(torch.tensor(0.0), torch.tensor(1.0)))
+    Gaussian(mean=tensor(0.3989), var=tensor(0.3408))
+    """
+    if pieces is RELU:
+        return Gaussian.of(*_Relu.apply(x.mean, x.var)[:2])  # type: ignore[no-untyped-call]
+    mean, here = pieces(x.mean), pieces.slope(x.mean)
+    var = here.square() * x.var
+    tails = [(knot, bend, tail(x, knot)) for knot, bend in pieces.bends]
+    for _, bend, r in tails:
+        mean = mean + bend * r.mean
+        with_x = torch.where(r.above, -x.var, x.var) * r.probability
+        var = var + bend**2 * (r.second_moment - r.mean.square()) + 2 * here * bend * with_x
+    for (low, bend, r), (high, other, t) in combinations(tails, 2):
+        both_up = t.second_moment + (high - low) * t.mean
+        both_down = r.second_moment + (high - low) * r.mean
+        zero = torch.zeros_like(r.mean)
+        joint = torch.where(t.above, both_down, torch.where(r.above, zero, both_up))
+        var = var + 2 * bend * other * (joint - r.mean * t.mean)
+    return Gaussian.of(mean, F.relu(var))
+
+
+def anchored(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
+    """A piecewise-linear function g at the mean, with the mean squared deviation of the true activation from it (Eq. 48):
+
+        E = g(m),    Var = E[(g(x) - g(m))²] = Var[g(x)] + (E[g(x)] - g(m))²
+
+    The mean is the hard gate's. The variance also counts what the gate leaves out, so that no unit is certain for being closed.
+
+    >>> anchored(Gaussian(torch.tensor(-1.0), torch.tensor(1.0)))
+    Gaussian(mean=tensor(0.), var=tensor(0.0753))
+    """
+    return anchor(pieces(x.mean), rectify(x, pieces))
+
+
+class _Relu(torch.autograd.Function):
+    """Moments of ReLU in as few passes over memory as it takes, because they decide what a training step of DVI and CVBP costs.
+
+    With k = |m|/s, P = Φ(-k), U = Φ(m/s), g = φ(k) - k P and e = φ(k)/s:
+
+        E = max(0, m) + s g,    Var = v (U - g (k + g)),    dE = U dm + e/2 dv,    dVar = 2 E (1-U) dm + (U - E e) dv
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        per_std = v.clamp(min=torch.finfo(v.dtype).tiny).rsqrt_()
+        std = v * per_std
+        k = (m.abs() * per_std).clamp(max=_far(v))
+        below = (k * math.sqrt(0.5)).erfc_().mul_(0.5)
+        density = k.square().mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
+        gap = torch.addcmul(density, k, below, value=-1).relu_()
+        mean = torch.addcmul(F.relu(m), std, gap)
+        above = torch.rsub(below, 1, alpha=2).mul_(F.relu(m.sign())).add_(below)
+        var = torch.addcmul(above, gap, k.add_(gap), value=-1).relu_().mul_(v)
+        return mean, var, above, density.mul_(per_std).mul_(std).mul_(per_std)  # zero where nothing is random
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        mean, _, *saved = output
+        ctx.save_for_backward(mean, *saved)
+        ctx.mark_non_differentiable(*saved)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_mean: Tensor, to_var: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        mean, above, e = ctx.saved_tensors
+        to_m = torch.addcmul(to_mean * above, to_var, torch.addcmul(mean, mean, above, value=-1), value=2)
+        to_v = torch.addcmul(0.5 * to_mean * e, to_var, torch.addcmul(above, mean, e, value=-1))
+        return to_m, to_v
+
+
+def anchor(mean: Tensor, x: Gaussian) -> Gaussian:
+    """x about another centre than its mean: the variance becomes the mean squared deviation from there (Eq. 48)."""
+    return Gaussian.of(mean, x.var + (x.mean - mean).square())
+
+
+def slope(x: Gaussian, pieces: Piecewise = RELU, sharpness: float | None = None) -> Tensor:
+    """Mean slope of a piecewise-linear unit, Cov(out, in)/Var[in] (Eq. 42).
+
+    With a sharpness, of the gates of Eq. 4, which are independent of x; without one, of the unit itself, by Stein's lemma E[h'(x)].
+
+    >>> x = Gaussian(torch.tensor(1.0), torch.tensor(1.0))
+    >>> slope(x), slope(x, sharpness=math.inf)
+    (tensor(0.8413), tensor(1.))
+    """
+    if sharpness is None:
+        tails = [(bend, tail(x, knot)) for knot, bend in pieces.bends]
+        return sum(
+            (bend * torch.where(r.above, 1 - r.probability, r.probability) for bend, r in tails),
+            pieces.slopes[0] * x.mean.new_ones(()),
+        )
+    if math.isinf(sharpness):
+        return pieces.slope(x.mean)
+    p = _piece_probabilities(x.mean, pieces, sharpness)
+    return sum(p[k] * s for k, s in enumerate(pieces.slopes))  # type: ignore[return-value]
+
+
+_LAGUERRE = [tuple(a.tolist()) for a in np.polynomial.laguerre.laggauss(40)]
+
+
+def gate_kl(x: Gaussian, slope: float, exact: bool = True) -> Tensor:
+    """E KL[q(z) || p(z|x)] of a Bernoulli gate with log-odds slope·x (Proposition 2 of the paper; Eq. 12).
+
+        E[softplus(C x)] - softplus(C m)  ~  C E[r]        (r the tail at zero)
+
+    `exact=False` is the paper's closed form on the right, at most log 2 away; `exact=True` adds what it leaves out, by Gauss-Laguerre
+    quadrature of log(1 + exp(-C|x|)) where C s > 1 and by Gauss-Hermite quadrature of the softplus below.
+    """
+    if not exact:
+        return slope * tail(x).mean
+    shape = (-1, *(1,) * x.mean.dim())
+    u, w = (torch.tensor(a, dtype=torch.float64, device=x.mean.device).view(shape) for a in _LAGUERRE)
+    w = (w * u.exp() * torch.log1p(torch.exp(-u))).to(x.mean.dtype)
+    u = u.to(x.mean.dtype)
+    wide = slope * x.std > 1
+    s = torch.where(wide, x.std, 1 / slope)
+    density = sum(torch.exp(-0.5 * ((u / slope * sign - x.mean) / s).square()) for sign in (-1, 1)) / (
+        s * math.sqrt(2 * math.pi)
+    )
+    rest = (w * density).sum(0) / slope - torch.log1p(torch.exp(-slope * x.mean.abs()))
+    narrow = Gaussian.of(x.mean, torch.where(wide, 0.0, x.var))
+    direct = expectation(lambda a: F.softplus(slope * a), narrow) - F.softplus(slope * x.mean)
+    return F.relu(torch.where(wide, slope * tail(x).mean + rest, direct))

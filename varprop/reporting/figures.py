@@ -1,0 +1,232 @@
+"""The figures of a report, each an SVG that takes its ink and its letters from the page around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+BLUE, ORANGE, GREEN, RED, GREY = "#4a86c5", "#d9822b", "#4c9f70", "#cc5a52", "#8a9099"
+COLOURS = [BLUE, ORANGE, GREEN, RED, GREY]
+INK = "#010203"  # stands for the colour of the page's text, which CSS knows and matplotlib does not
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "text.parse_math": False,  # names come from the data, and a dollar sign in one is a dollar sign
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}
+BINS = 10
+SMALL, MEDIUM, WIDE = (3.5, 3.0), (4.6, 3.3), (9.4, 4.6)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing, what it says to those who do not see it, and how to read it."""
+
+    name: str
+    svg: str
+    alt: str
+    caption: str
+    wide: bool = False
+
+
+def figure(
+    name: str, alt: str, caption: str, draw: Callable[[Axes], None], size: tuple[float, float] = MEDIUM
+) -> Figure:
+    with mpl.rc_context(STYLE):
+        canvas = Canvas(figsize=size, layout="constrained")
+        axes = canvas.subplots()
+        draw(axes)
+        if size == SMALL:
+            axes.locator_params(axis="x", nbins=5)
+        out = StringIO()
+        canvas.savefig(
+            out,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Type": None, "Format": None},
+        )
+    text = out.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    # Several drawings share a page, so that each needs names of its own.
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    return Figure(
+        name, re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL), alt, caption, wide=size > MEDIUM
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def learning_curves(history: pd.DataFrame) -> list[Figure]:
+    epochs = history["epoch"] if "epoch" in history else np.arange(len(history))
+
+    def fit(axes: Axes) -> None:
+        series = {
+            "ELBO": -history["loss"],
+            "data fit": history.get("data_fit"),
+            "validation": history.get("validation"),
+        }
+        for label, values in series.items():
+            if values is not None:
+                axes.plot(epochs, values, label=label, marker="." if len(history) < 3 else None)
+        worst = min(
+            values.iloc[len(history) // 20 :].min() for values in series.values() if values is not None
+        )
+        best = max(values.max() for values in series.values() if values is not None)
+        if best > worst:  # the first steps would press all the rest against the top
+            axes.set_ylim(worst - 0.05 * (best - worst), best + 0.05 * (best - worst))
+        axes.set(xlabel="epoch", ylabel="nats per data point")
+        axes.legend()
+
+    def kl(axes: Axes) -> None:
+        axes.plot(epochs, history["kl"], color=GREEN, marker="." if len(history) < 3 else None)
+        axes.set(xlabel="epoch", ylabel="KL(q || p), nats")
+
+    curves = [
+        figure(
+            "learning",
+            f"Learning curves over {len(history)} epochs; the ELBO ends at {-history['loss'].iloc[-1]:.3g} nats per data point.",
+            "The bound on the evidence and its data fit, per data point; where part of the data was held out, its predictive "
+            "log-likelihood. Higher is better.",
+            fit,
+        )
+    ]
+    if "kl" in history:
+        alt = f"Divergence of the weights over {len(history)} epochs; it ends at {history['kl'].iloc[-1]:.4g} nats."
+        curves.append(
+            figure(
+                "divergence",
+                alt,
+                "Divergence of the posterior from the prior: how much the weights have learned.",
+                kl,
+            )
+        )
+    return curves
+
+
+# ---------------------------------------------------------------------------------------------------------- calibration
+
+
+def diagonal(
+    name: str, curve: tuple[np.ndarray, np.ndarray], labels: tuple[str, str], caption: str
+) -> Figure:
+    """A curve that ought to be the diagonal."""
+    gap = float(np.abs(curve[1] - curve[0]).max())
+
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1], color=INK, lw=0.9, ls="--")
+        axes.fill_between(*curve, curve[0], color=BLUE, alpha=0.2, lw=0)
+        axes.plot(*curve)
+        axes.set(xlabel=labels[0], ylabel=labels[1], xlim=(0, 1), ylim=(0, 1))
+
+    return figure(
+        name,
+        f"{labels[1].capitalize()} against {labels[0]}; the largest gap is {gap:.3f}.",
+        caption,
+        draw,
+        SMALL,
+    )
+
+
+def pit_histogram(shares: np.ndarray, caption: str, n: int | None = None) -> Figure:
+    """Shares of the transform in equal bins, with a band for the chance of n draws."""
+    k = len(shares)
+
+    def draw(axes: Axes) -> None:
+        axes.bar((np.arange(k) + 0.5) / k, shares * k, width=0.92 / k, color=BLUE)
+        if n is not None:
+            spread = 2 * np.sqrt((k - 1) / n)
+            axes.axhspan(1 - spread, 1 + spread, color=GREY, alpha=0.3, lw=0)
+        axes.axhline(1, color=INK, lw=0.9, ls="--")
+        axes.set(xlabel="probability integral transform", ylabel="density", xlim=(0, 1))
+        axes.set_ylim(bottom=0)
+
+    return figure(
+        "pit",
+        f"Histogram of the probability integral transform; its density goes from {shares.min() * k:.2f} to {shares.max() * k:.2f}.",
+        caption,
+        draw,
+        SMALL,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+
+
+def layers(shares: Mapping[str, float], ratios: Mapping[str, np.ndarray]) -> list[Figure]:
+    """Share of the variance by layer, and signal-to-noise of the weights in decibels."""
+    decibels = {name: 20 * np.log10(np.maximum(ratio, 1e-6)) for name, ratio in ratios.items()}
+    figures = []
+    if shares:
+        figures.append(_bars(shares))
+    if decibels:
+        figures.append(_signal_to_noise(decibels))
+    return figures
+
+
+def _bars(shares: Mapping[str, float]) -> Figure:
+    names = list(shares)
+
+    def draw(axes: Axes) -> None:
+        axes.barh(
+            names, [100 * share for share in shares.values()], color=BLUE, height=min(0.7, 0.25 * len(names))
+        )
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set(xlabel="% of the output's variance", ylabel="layer")
+
+    said = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    return figure(
+        "shares",
+        f"Share of the output's variance by layer: {said}.",
+        "Variance of the output when only this layer's weights are random, over the variance when all are. What is left to 100 % is "
+        "made by layers together.",
+        draw,
+    )
+
+
+def _signal_to_noise(decibels: Mapping[str, np.ndarray]) -> Figure:
+    everything = np.concatenate([values.ravel() for values in decibels.values()])
+    edges = np.linspace(max(everything.min(), -60), everything.max() + 1e-9, 26)
+
+    def draw(axes: Axes) -> None:
+        colours = (
+            COLOURS
+            if len(decibels) <= len(COLOURS)
+            else mpl.colormaps["viridis"](np.linspace(0.35, 0.9, len(decibels)))
+        )
+        for (name, values), colour in zip(decibels.items(), colours, strict=False):
+            density, _ = np.histogram(values, edges)
+            axes.stairs(density / values.size, edges, color=colour, lw=1.6, label=name)
+        axes.axvline(0, color=INK, lw=0.9, ls="--")
+        axes.set(xlabel="|mean| / standard deviation, dB", ylabel="share of weights")
+        if len(decibels) <= 8:
+            axes.legend(fontsize=8)
+
+    return figure(
+        "snr",
+        f"Signal-to-noise of the weights; the median is {np.median(everything):.1f} dB, {(everything < 0).mean():.0%} are below 0 dB.",
+        "Signal-to-noise of the weights, by tensor. Left of 0 dB a weight does not know its own sign: such weights can be pruned.",
+        draw,
+    )
