@@ -1,28 +1,27 @@
-"""The page of supported layers, read off the method tables: rows are types of layer, columns methods, cells what a rule is.
+"""The tables of supported layers, read off the methods: rows are types of layer, columns methods, cells what a rule is.
 
-A rule that `varprop.methods.kinds` cannot name stops the build, so that a new row of a table has to be described there first.
+A rule of the library that does not state its kind stops the build.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 import varprop as vp
-from varprop.methods import attention, embedding, kinds, moments, normalisation, recurrent
+from varprop.methods.base import Function, Kind, Rule, as_rule
+from varprop.methods.rules import activations, attention, embedding, linear, normalisation, pooling, recurrent
 
 TITLES = {
     "Containers": (nn.Sequential, nn.ModuleList),
-    "Layers with weights": (*moments.AFFINE, *embedding.EMBEDDING),
+    "Layers with weights": (*linear.LINEAR, *embedding.EMBEDDING),
     "Attention and recurrence": (*attention.ATTENTION, *recurrent.RECURRENT),
     "Normalisation": tuple(normalisation.NORMALISATION),
-    "Piecewise-linear activations": moments.PIECEWISE,
-    "Smooth activations": (*moments.SMOOTH, nn.GLU),
-    "Maxima": tuple(moments.MAX_POOLS),
+    "Piecewise-linear activations": activations.PIECEWISE,
+    "Smooth activations": (*activations.SMOOTH, nn.GLU),
+    "Maxima": pooling.MAX_POOLS,
 }
 REST = "Averages, noise and moves"
 FUNCTIONS = """## Functions and methods of tensors
@@ -32,17 +31,17 @@ What a `forward` may do between layers in VBP, CVBP, DVI and PBP; other methods 
 sums are corrected where {doc}`networks` says so."""
 
 
-def kind(rule: Callable[..., Any]) -> kinds.Kind:
-    known = kinds.kind(rule)
-    if known is None:
-        names = ", ".join(sorted(f.__qualname__ for f in set(kinds.parts_of(rule))))
+def kind(entry: Rule | Function) -> Kind:
+    rule = as_rule(entry)
+    if rule.kind == Rule.kind:
+        name = getattr(rule.apply, "__qualname__", rule.apply)
         raise KeyError(
-            f"no kind is given for the rule made of {names}; add its function to KINDS in varprop/methods/kinds.py."
+            f"the rule {name} does not state its kind; give it one, as in Rule(apply, kind='exact')."
         )
-    return known
+    return Kind(rule.kind, rule.equation)
 
 
-def written(known: kinds.Kind) -> str:
+def written(known: Kind) -> str:
     return known.word if known.equation is None else f"{known.word}, {{eq}}`eq-{known.equation}`"
 
 

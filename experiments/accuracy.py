@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 
 import varprop as vp
 from varprop.gaussian import Gaussian, as_gaussian
-from varprop.methods.moments import PIECEWISE, SMOOTH, piecewise
+from varprop.methods.rules.activations import PIECEWISE, SMOOTH, piecewise
 from varprop.posterior import draw
 
 from . import cells

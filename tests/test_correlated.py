@@ -267,7 +267,7 @@ def test_recurrent_and_attention_layers_by_their_first_order(make: Callable[[], 
 def test_examples_are_independent_however_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = random(pooled()), torch.rand(4, 1, 6, 6)
     together = vp.correlated(net, x)
-    monkeypatch.setattr(sys.modules["varprop.correlated"], "ENTRIES", 1)
+    monkeypatch.setattr(sys.modules["varprop.jacobian"], "ENTRIES", 1)
     one_by_one = vp.correlated(net, x)
     torch.testing.assert_close(together.var, one_by_one.var)
     torch.testing.assert_close(together.var[2:3], vp.correlated(net, x[2:3]).var)

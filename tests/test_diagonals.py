@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop import Gaussian
-from varprop.methods.diagonals import Path, diagonal
+from varprop.graph.diagonals import Path, diagonal
 
 from .networks import BasicBlock, Bottleneck
 from .sampling import draws

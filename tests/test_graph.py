@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 import varprop as vp
 from varprop import Gaussian
-from varprop.methods.graph import GRAPHS
-from varprop.methods.network import walk
+from varprop.graph.trace import GRAPHS
+from varprop.graph.walk import walk
+from varprop.methods.base import Call
 
 from .networks import (
     BasicBlock,
@@ -609,11 +610,54 @@ def test_the_share_of_variance_is_what_goes_with_a_layers_variance() -> None:
         assert share == pytest.approx(float(1 - vp.DVI(net, x).var.mean() / total), rel=1e-4)
 
 
-def test_a_visitor_sees_every_step() -> None:
+def test_a_watch_sees_every_operation() -> None:
     net, x = residual_net(), torch.randn(2, 3)
-    seen: list[str] = []
-    walk(vp.VBP, net, (x,), {}, lambda step, operation, rule, values: seen.append(step.place))
-    assert seen == ["", "0", "1", "1", "1.first", "1", "1.second", "1", "1", "2", ""]
+    seen: list[tuple[str, str]] = []
+
+    def watch(call: Call) -> object:
+        if call.place is not None:  # not the layer that a function stands for
+            seen.append((call.place.step.place, call.rule.kind))
+        return call.output
+
+    walk(vp.VBP.watching(watch), net, (x,), {})
+    assert [place for place, _ in seen] == ["0", "1", "1.first", "1", "1.second", "1", "2"]
+    assert [kind for _, kind in seen][:2] == ["exact", "exact"]
+
+
+def test_what_a_watch_returns_takes_the_place_of_the_output() -> None:
+    def shifted(call: Call) -> object:
+        return call.output + 1.0 if isinstance(call.operation, nn.ReLU) else call.output
+
+    x = Gaussian(torch.ones(1, 2), torch.ones(1, 2))
+    assert vp.VBP.watching(shifted)(nn.Sequential(nn.ReLU(), nn.Flatten()), x).mean.tolist() == [[2.0, 2.0]]
+
+
+@pytest.mark.parametrize("method", vp.METHODS.values(), ids=vp.METHODS)
+def test_methods_survive_pickling_with_their_rules(method: vp.Method) -> None:
+    again = pickle.loads(pickle.dumps(method))
+    assert again.rules.keys() == method.rules.keys()
+    by_name = [
+        key for key in (nn.ReLU, nn.Linear, nn.Module) if method.rules.get(key) is again.rules.get(key)
+    ]
+    assert again.key == method.key
+    assert nn.Module in by_name
+
+
+def test_a_weight_read_in_forward_keeps_its_variance() -> None:
+    """Whatever its name: the weights of attention and of recurrent layers too."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.rnn = nn.MultiheadAttention(4, 2), nn.RNN(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            read = self.attention.in_proj_weight, self.rnn.weight_ih_l0
+            return torch.cat([F.linear(x, weight) for weight in read], -1)
+
+    net, x = vp.variational(Reads(), logvar=-2.0), torch.randn(3, 4)
+    assert_agrees(vp.DVI, net, x)
+    assert vp.LOCAL_REPARAM(net, x).std() > 0
 
 
 def test_basic_blocks_need_no_more_than_their_layers() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 import varprop as vp
 from varprop.gaussian import Gaussian
+from varprop.methods.rules.activations import piecewise
 
 from . import cases
 from .cases import Case
@@ -92,7 +93,7 @@ def test_other_posteriors_agree_with_sampling(case: Case, posterior: str) -> Non
 def test_gates_agree_with_sampling_of_independent_gates(case: Case, slope: float) -> None:
     """VBP's own model: the piece is drawn from the softmax of log-odds linear in E[x], whatever x turns out to be."""
     module, x = case.build()
-    pieces = vp.methods.moments.piecewise(module)
+    pieces = piecewise(module)
     if slope == 2.0 and max(map(abs, pieces.knots)) > 1:
         pytest.skip("the far piece is too rare to be sampled")
     n = 40_000
@@ -114,7 +115,7 @@ def test_gates_agree_with_sampling_of_independent_gates(case: Case, slope: float
 
 def _line(module: nn.Module, x: torch.Tensor, k: int, n: int) -> torch.Tensor:
     """Piece k of the torch activation, continued: found from its value and its slope in the middle of the piece."""
-    knots = vp.methods.moments.piecewise(module).knots
+    knots = piecewise(module).knots
     ends = [knots[0] - 2.0, *knots, knots[-1] + 2.0]
     middle = torch.full_like(x[0], (ends[k] + ends[k + 1]) / 2).requires_grad_()
     value = module(middle)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import varprop as vp
 from varprop.io import files as modelfile
 from varprop.io.description import LAYERS, describe_method, describe_net, make_net
-from varprop.methods.moments import moved
+from varprop.methods.rules.shape import moved
 
 
 def mlp(**options: object) -> nn.Sequential:

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 from . import likelihoods, moments, predictive, priors
-from .correlated import correlated
 from .gaussian import Gaussian
 from .inspect import metrics
 from .inspect.consistency import Audit, audit
@@ -11,7 +10,20 @@ from .inspect.operations import summary
 from .io.description import ModelFileError
 from .io.files import load, save
 from .io.program import export, export_onnx
-from .methods import CVBP, DETERMINISTIC, DVI, LOCAL_REPARAM, METHODS, PBP, VBP, Method, NoRuleError, vbp
+from .jacobian import correlated
+from .methods import (
+    CVBP,
+    DETERMINISTIC,
+    DVI,
+    LOCAL_REPARAM,
+    METHODS,
+    PBP,
+    VBP,
+    Method,
+    NoRuleError,
+    Rule,
+    vbp,
+)
 from .objectives import ELBO, LogMarginal, Terms
 from .posterior import centred, posteriors, variational
 from .reporting import report
@@ -53,6 +65,7 @@ __all__ = [
     "Method",
     "ModelFileError",
     "NoRuleError",
+    "Rule",
     "Terms",
     "audit",
     "calibrate",

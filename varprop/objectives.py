@@ -10,12 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from . import moments as fn
+from . import moments
 from .gaussian import Activation, Gaussian
 from .likelihoods import Likelihood, check_target
-from .methods.base import Method, Rule
-from .methods.deterministic import DETERMINISTIC
-from .methods.moments import PIECEWISE, piecewise
+from .methods.base import Call, Method, Value
 from .posterior import posteriors
 from .predictive import NormalPredictive, Predictive, mixture, per_datum
 from .priors import Prior
@@ -50,13 +48,13 @@ class Terms:
         It grows in proportion to the slope, so that for the step function it is given per unit of slope.
         """
         return self._kl_z(
-            partial(fn.gate_kl, slope=1.0 if math.isinf(self.slope) else self.slope, exact=False)
+            partial(moments.gate_kl, slope=1.0 if math.isinf(self.slope) else self.slope, exact=False)
         )
 
     @property
     def kl_z_exact(self) -> Tensor:
         """The same by quadrature; for the step function the closed form is exact."""
-        return self.kl_z if math.isinf(self.slope) else self._kl_z(partial(fn.gate_kl, slope=self.slope))
+        return self.kl_z if math.isinf(self.slope) else self._kl_z(partial(moments.gate_kl, slope=self.slope))
 
     def _kl_z(self, divergence: Callable[[Gaussian], Tensor]) -> Tensor:
         # Each knot is a two-way gate; that the others exist changes the divergence by exp(-slope × their distance).
@@ -97,7 +95,7 @@ class ELBO(nn.Module):
             )
         if not (kl_z_weight >= 0 and math.isfinite(kl_z_weight)):
             raise ValueError(f"ELBO: kl_z_weight must be zero or more, got {kl_z_weight}.")
-        if method.name != DETERMINISTIC.name and next(posteriors(net), None) is None:
+        if not method.deterministic and next(posteriors(net), None) is None:
             raise ValueError("ELBO: the network has no random weights; make them with variational(net).")
         self.net = net
         self.method = method
@@ -119,7 +117,9 @@ class ELBO(nn.Module):
         :param weight: how often each data point counts.
         """
         gates: list[Gate] = []
-        f = _recording(self.method, gates)(self.net, x)
+        has_gates = self.method.slope is not None
+        method = self.method.watching(partial(_note_gates, gates)) if has_gates else self.method
+        f = method(self.net, x)
         check_target(self.likelihood, f, y)
         log_prob = (
             self.likelihood.expected_log_prob(f, y)
@@ -185,16 +185,8 @@ class LogMarginal(nn.Module):
         return NormalPredictive(f.mean, f.var, noise.expand_as(f.mean))
 
 
-def _recording(method: Method, gates: list[Gate]) -> Method:
-    """The same method, which notes each gate that it passes."""
-    if method.slope is None:
-        return method
-    return method | {
-        kind: partial(_record, gates, method.rules[kind]) for kind in PIECEWISE if kind in method.rules
-    }
-
-
-def _record(gates: list[Gate], rule: Rule, method: Method, module: nn.Module, x: Activation) -> Activation:
-    if isinstance(x, Gaussian):
-        gates.append(Gate(x, piecewise(module).knots))
-    return rule(method, module, x)
+def _note_gates(gates: list[Gate], call: Call) -> Value:
+    """Note the gates that a pass goes through."""
+    if call.rule.knots is not None and isinstance(call.x, Gaussian):
+        gates.append(Gate(call.x, call.rule.knots(call.module)))
+    return call.output

@@ -1,29 +1,24 @@
-"""Is the posterior that was trained the one that predicts? A method's own moments against exact ones and against drawn networks.
+"""Is the posterior that was trained the one that predicts? A method's own moments against exact ones and Monte Carlo.
 
-VBP gives no variance to a unit whose mean is negative, whatever its weights' variances are. Trained without a price on that, it
-reports good predictions from weights that no ReLU network could predict with (`docs/consistency.md`).
+VBP gives no variance to a unit whose mean is negative, whatever the variances of its weights. Trained without a price on
+that, it reports good predictions from weights that no ReLU network could predict with (`docs/trust.md`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from .. import moments as fn
-from ..correlated import correlated
+from .. import moments
 from ..gaussian import Activation, Gaussian, mean_of
-from ..methods.base import Method, Rule, Watching
-from ..methods.deterministic import DETERMINISTIC
-from ..methods.dvi import DVI
-from ..methods.maxima import MAXIMA
-from ..methods.moments import MAX_POOLS, PIECEWISE, piecewise
-from ..methods.pbp import PBP
+from ..jacobian import correlated
+from ..methods.base import Call, Method, Value
+from ..methods.tables import DVI, EXACT
 from ..objectives import ELBO
 from ..posterior import Posterior, draw, is_random, posteriors
 from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture
@@ -58,21 +53,23 @@ class Units:
 
 @dataclass(frozen=True)
 class Audit:
-    """A posterior's predictions by the method's own moments, by exact ones, and by networks drawn from it; prints as a table."""
+    """A posterior's predictions by the method's own moments, by exact ones and by Monte Carlo; prints as a table."""
 
     own: Scores
     exact: Scores
-    """By the exact moments of each activation: right for one hidden layer; for more by `correlated`, the best closed form."""
+    """By exact moments: of the activations for one hidden layer, by `correlated`, the best closed form, for deeper ones."""
     sampled: Scores | None
-    """By networks drawn from the posterior; None where `exact` needs no judge."""
+    """By networks sampled from the posterior; None where `exact` is exact."""
     gate_kl: float
     """Divergence of the gates for each data point, per unit of slope (Eq. 12)."""
     layers: tuple[Units, ...]
     tolerance: float
+    exact_activations: bool = False
+    """Whether the method's own activations are exact, so that only correlations can make a difference."""
 
     @property
     def gap(self) -> float:
-        """Log-likelihood that the method claims beyond what its posterior has, in nats a data point; negative where it claims less."""
+        """Log-likelihood that the method claims beyond what its posterior has, in nats a data point."""
         return self.own.log_likelihood - (self.sampled or self.exact).log_likelihood
 
     @property
@@ -81,14 +78,16 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        judge = "the drawn networks" if self.sampled else "the exact moments"
+        judge = "the sampled networks" if self.sampled else "the exact moments"
         apart = f"own moments and {judge} are {abs(self.gap):.3f} nats a data point apart (tolerance {self.tolerance:g})"
         if self.consistent:
             return f"Consistent: {apart}."
-        return f"NOT consistent: {apart}. Neither draw weights from this posterior nor prune by it; train with vp.DVI."
+        if self.exact_activations:
+            return f"NOT consistent: {apart}. Correlations matter in this network: predict with vp.correlated(net, x)."
+        return f"NOT consistent: {apart}. Neither sample weights from this posterior nor prune by it; train with vp.DVI."
 
     def __str__(self) -> str:
-        shown = {"own moments": self.own, "exact moments": self.exact, "drawn networks": self.sampled}
+        shown = {"own moments": self.own, "exact moments": self.exact, "Monte Carlo": self.sampled}
         names = [
             name for name in ("log_likelihood", "rmse", "error", "std") if getattr(self.own, name) is not None
         ]
@@ -110,11 +109,11 @@ def audit(
 ) -> Audit:
     """Compare what a trained network predicts with what the same posterior predicts by exact moments.
 
-    With one hidden layer and certain inputs the exact moments of the activations give those of the output. In deeper networks they do
-    not quite, and networks drawn from the posterior are the judge.
+    With one hidden layer of linear units the exact moments of the activations give those of the output. In any other network
+    activations are correlated, and networks sampled from the posterior decide.
 
-    :param samples: how many networks to draw, where they are needed.
-    :param tolerance: difference in log-likelihood, in nats a data point, up to which the two count as one.
+    :param samples: how many networks to sample, where they are needed.
+    :param tolerance: difference in log-likelihood, in nats a data point, up to which the two count as equal.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=100)
@@ -132,33 +131,25 @@ def audit(
     training = elbo.training
     elbo.eval()
     try:
-        exact = _exact(elbo.method)
-        gates = _Gates(elbo, exact if elbo.method.samples else elbo.method, x)
+        method = elbo.method
+        exact = DVI if method.samples or method.deterministic else method | EXACT
+        seen = _Seen(elbo, exact if method.samples else method, x)
+        # Plain networks with the same weights compute something else than a method that scales its sums.
+        deep = not seen.one_hidden_layer and not method.scaled
         own = (
-            _drawn(elbo, _passes(elbo, samples, seed), x)
-            if elbo.method.samples
-            else _in_one_pass(elbo, elbo.method, x)
+            _sampled(elbo, _passes(elbo, samples, seed), x)
+            if method.samples
+            else _in_one_pass(elbo, method, x)
         )
-        deep = gates.depth > 1 and elbo.method is not PBP
-        judge = _drawn(elbo, _networks(elbo, samples, seed), x) if deep else None
+        judge = _sampled(elbo, _networks(elbo, samples, seed), x) if deep else None
         best = _in_one_pass(elbo, partial(correlated, method=exact) if deep else exact, x)
     finally:
         elbo.train(training)
+    sampled = None if judge is None else _scores(judge, y)
+    exact_activations = method.slope is None and not method.deterministic
     return Audit(
-        _scores(own, y),
-        _scores(best, y),
-        _scores(judge, y) if judge else None,
-        gates.kl,
-        gates.layers,
-        tolerance,
+        _scores(own, y), _scores(best, y), sampled, seen.gate_kl, seen.layers, tolerance, exact_activations
     )
-
-
-def _exact(method: Method) -> Method:
-    """The method with the exact moments of each activation; one without moments takes all of DVI's rules."""
-    if method.samples or method is DETERMINISTIC:
-        return DVI
-    return method | {kind: DVI.rules[kind] for kind in (*PIECEWISE, *MAX_POOLS, *MAXIMA)}
 
 
 # ------------------------------------------------------------------------------------------------------------ predictions
@@ -175,8 +166,8 @@ def _in_one_pass(elbo: ELBO, method: Callable[..., Activation], x: Tensor) -> Pr
     )
 
 
-def _drawn(elbo: ELBO, outputs: Callable[[Tensor], Tensor], x: Tensor) -> Predicted:
-    """Numbers by the moments of the draws, as a method would give them; classes by the average of their probabilities."""
+def _sampled(elbo: ELBO, outputs: Callable[[Tensor], Tensor], x: Tensor) -> Predicted:
+    """Numbers by the moments of the samples, as a method would give them; classes by their average probabilities."""
 
     def predicted(f: Tensor) -> Predicted:
         moments = Gaussian.of(f.mean(0), f.var(0))
@@ -200,7 +191,7 @@ def _passes(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]:
 
 
 def _networks(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]:
-    """Plain networks drawn from the posterior, the same ones for every part of the data."""
+    """Plain networks sampled from the posterior, the same ones for every part of the data."""
 
     def run(weights: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(elbo.net, weights, (x,))
@@ -231,51 +222,59 @@ def _scores(predicted: Predicted, y: Tensor) -> Scores:
     return Scores(fit, std.mean().item())
 
 
-# ------------------------------------------------------------------------------------------------------------------ gates
+# ---------------------------------------------------------------------------------------------- what a pass shows
 
 
-class _Gates:
-    """What a pass over the data shows of the gates and of the layers before them."""
+class _Seen:
+    """What a pass over the data shows of the gates, of the layers before them, and of the network's depth."""
 
     def __init__(self, elbo: ELBO, method: Method, x: Tensor) -> None:
-        self.kl, self.depth = 0.0, 0
-        closed, names = dict[nn.Module, Tensor](), {module: name for name, module in elbo.net.named_modules()}
+        self.gate_kl, self.one_hidden_layer = 0.0, True
+        self.closed: dict[nn.Module, Tensor] = {}
         for part in x.split(BATCH):
-            notes: list[tuple[nn.Module, Gaussian]] = []
-            _noting(method, notes)(elbo.net, part)
-            self.depth = sum(isinstance(module, (*PIECEWISE, *MAX_POOLS)) for module, _ in notes)
-            layer: nn.Module | None = None
-            for module, seen in notes:
-                if is_random(module):
-                    layer = module
-                elif isinstance(module, PIECEWISE):
-                    knots = piecewise(module).knots
-                    self.kl += sum(fn.tail(seen, knot).mean.sum().item() for knot in knots) / len(x)
-                    if layer is not None:
-                        shut = _by_unit(layer, (seen.mean <= knots[0]).double()).mean(0) * len(part) / len(x)
-                        closed[layer] = closed.get(layer, torch.zeros_like(shut)) + shut
+            self.share, self.linear, self.nonlinear = len(part) / len(x), 0, 0
+            self.layer: nn.Module | None = None
+            method.watching(self.watch)(elbo.net, part)
+        names = {module: name for name, module in elbo.net.named_modules()}
         self.layers = tuple(
             Units(names[layer], ((share >= NEARLY_ALL) & _at_prior(elbo.prior, layer)).double().mean().item())
-            for layer, share in closed.items()
+            for layer, share in self.closed.items()
         )
 
+    def watch(self, call: Call) -> Value:
+        if call.rule.container:
+            return call.output
+        if isinstance(call.operation, nn.Module) and is_random(call.operation):
+            self.layer = call.operation
+        if call.args and isinstance(call.x, Gaussian):
+            self._count(call)
+            if call.rule.knots is not None:
+                self._note_gates(call.x, call.rule.knots(call.module))
+        elif isinstance(call.output, Gaussian):
+            self.one_hidden_layer &= isinstance(call.operation, nn.Linear) and len(call.x.shape) == 2
+        return call.output
 
-def _noting(method: Method, notes: list[tuple[nn.Module, Gaussian]]) -> Method:
-    """The same method, which notes what comes out of each layer with random weights and what goes into everything else."""
+    def _count(self, call: Call) -> None:
+        """One elementwise activation and one linear layer on random rows keep all entries independent up to the output."""
+        gain = (
+            None if call.rule.gain is None or not isinstance(call.output, Gaussian) else call.rule.gain(call)
+        )
+        moves = isinstance(call.operation, nn.Flatten) or isinstance(gain, float)
+        if isinstance(call.operation, nn.Linear) and len(call.x.shape) == 2:
+            self.linear += 1
+        elif isinstance(gain, Tensor):
+            self.nonlinear += 1
+        elif not moves:
+            self.one_hidden_layer = False
+        self.one_hidden_layer &= self.linear <= 1 and self.nonlinear <= 1
 
-    def noted(rule: Rule, method: Method, module: nn.Module, x: Any, *others: Any, **options: Any) -> Any:
-        out = rule(method, module, x, *others, **options)
-        seen = out if is_random(module) else x
-        if isinstance(seen, Gaussian):
-            notes.append((module, seen))
-        return out
-
-    kinds = [
-        kind
-        for kind in method.rules
-        if isinstance(kind, type) and kind not in (nn.Module, nn.Sequential, nn.ModuleList)
-    ]
-    return method | {kind: Watching(noted, method.rules[kind]) for kind in kinds}
+    def _note_gates(self, x: Gaussian, knots: Sequence[float]) -> None:
+        self.gate_kl += (
+            self.share * sum(moments.tail(x, knot).mean.sum().item() for knot in knots) / len(x.mean)
+        )
+        if self.layer is not None:
+            shut = self.share * _by_unit(self.layer, (x.mean <= knots[0]).double()).mean(0)
+            self.closed[self.layer] = self.closed.get(self.layer, torch.zeros_like(shut)) + shut
 
 
 def _by_unit(layer: nn.Module, t: Tensor) -> Tensor:

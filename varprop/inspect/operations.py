@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,17 +13,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..gaussian import Activation, Gaussian
-from ..methods import Method
-from ..methods.base import Rule, row
-from ..methods.correlation import covariance
-from ..methods.functions import add, added, affine, bilinear, einsum, multiply, subtract
-from ..methods.kinds import INDEPENDENT, OWN, PLAIN, SQUARE, Kind, kind
-from ..methods.maxima import either, larger
-from ..methods.network import holds_gaussian, walk
-from ..methods.steps import Ref, Step, Values, layer
-from ..methods.twins import by_twin, layer_type, twin_of
+from ..graph.residual import covariance, stands_for
+from ..graph.steps import Place, Ref
+from ..graph.walk import walk
+from ..methods.base import Call, Kind, Method, Value, is_random_value, row
 from ..posterior import posteriors
 from .attribution import variance_losses
+
+INDEPENDENT = Kind("independent")
 
 
 @dataclass(frozen=True)
@@ -85,43 +81,24 @@ class Summary:
     __repr__ = __str__
 
 
-OF_TWO = (add, subtract, multiply, bilinear, affine, added, einsum, larger, either)
-
-
 @torch.no_grad()
 def summary(net: nn.Module, method: Method, x: Activation) -> Summary:
-    """Every operation of a network on an input: its rule and whether that is exact, parameters, cost, and share in the output's variance.
+    """Every operation of a network on an input: its rule and how good it is, parameters, cost, and share of the variance.
 
-    "Exact" and "approximate" are said of one operation whose inputs are independent. "corrected" is a sum of correlated values with
-    their covariance (Eq. 41), "independent" one without, or a product. Variances of layers multiply, so that their shares need not sum
-    to one.
+    "Exact" and "approximate" are said of one operation whose inputs are independent. "corrected" is a sum of correlated
+    values with their covariance (Eq. 41), "independent" a sum or product whose correlated operands are taken as independent.
+    Variances of layers multiply, so the shares need not sum to one.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> [(row.place, str(row.kind)) for row in vp.summary(net, vp.DVI, torch.randn(5, 2)).operations]
     [('0', 'exact (Eq. 1)'), ('1', 'exact (Eq. 6)'), ('2', 'exact (Eq. 1)')]
     """
-    rows: dict[str, Operation] = {}
-    origins: dict[str, set[str]] = {}
-    counted = 0
-
-    def visit(step: Step, operation: Any, rule: Rule | None, values: Values) -> None:
-        nonlocal counted
-        origins[step.name] = _origins(step, operation, values, origins)
-        if operation is None:
-            return
-        flops = counter.get_total_flops() - counted
-        called = layer(net, step)
-        line = Operation(
-            step.place, _name(operation), _kind(method, net, step, rule, values, origins), flops=flops
-        )
-        rows[step.name] = line if called is None else _with_parameters(line, called)
-        counted = counter.get_total_flops()
-
     if row(method.rules, net) not in (None, nn.Module, nn.Sequential):
         net = nn.Sequential(net)
     with FlopCounterMode(display=False) as counter:
-        walk(method, net, (x,), {}, visit)
-    total = sum(line.flops for line in rows.values())
+        recorder = _Recorder(net, counter)
+        walk(method.watching(recorder.watch), net, (x,), {})
+    total = sum(line.flops for line in recorder.rows)
     losses: Mapping[str, float] = variance_losses(method, net, x)
     return Summary(
         method.name,
@@ -131,12 +108,69 @@ def summary(net: nn.Module, method: Method, x: Activation) -> Summary:
                 flops=line.flops / max(1, total),
                 variance=losses.get(line.place) if line.random else None,
             )
-            for line in rows.values()
+            for line in recorder.rows
         ],
     )
 
 
-def _name(operation: Any) -> str:
+class _Recorder:
+    """Watches the calls of one walk, and writes a row for each."""
+
+    def __init__(self, net: nn.Module, counter: FlopCounterMode) -> None:
+        self.net, self.counter, self.counted = net, counter, 0
+        self.rows: list[Operation] = []
+        self.origins: dict[str, set[str]] = {}
+
+    def watch(self, call: Call) -> Value:
+        place = call.place
+        if place is None or place.net is not self.net:
+            return call.output
+        self.origins[place.step.name] = self._origins_of(place, call)
+        flops = self.counter.get_total_flops() - self.counted
+        line = Operation(place.step.place, _name(call), self._kind(call, place), flops=flops)
+        self.rows.append(
+            _with_parameters(line, call.module) if isinstance(call.operation, nn.Module) else line
+        )
+        self.counted = self.counter.get_total_flops()
+        return call.output
+
+    def _origins(self, place: Place, name: str) -> set[str]:
+        """The random values and random layers that the value of a step depends on."""
+        if name not in self.origins:  # an input or a parameter, which no rule has made
+            self.origins[name] = {name} if is_random_value(place.values[name]) else set()
+        return self.origins[name]
+
+    def _origins_of(self, place: Place, call: Call) -> set[str]:
+        if not is_random_value(call.output):
+            return set()
+        before = set[str]().union(*(self._origins(place, source) for source in place.step.sources))
+        if isinstance(call.operation, nn.Module) and next(posteriors(call.operation), None) is not None:
+            return {*before, f"module {place.step.target}"}
+        return before
+
+    def _kind(self, call: Call, place: Place) -> Kind:
+        if not (is_random_value(call.output) or call.method.samples):
+            return Kind("plain")
+        rule = stands_for(call).rule
+        known = Kind(rule.kind, rule.equation)
+        if not rule.takes_independent:
+            return known
+        corrected = covariance(call.method, rule, place, call.output)
+        if corrected is not None:
+            return Kind("corrected", corrected[1])
+        operands = [name for name in place.step.sources if isinstance(place.values[name], Gaussian)]
+        if len(operands) == 2 and not self._origins(place, operands[0]).isdisjoint(
+            self._origins(place, operands[1])
+        ):
+            return INDEPENDENT
+        square = call.method.function_rule(torch.square)
+        if square and operands * 2 == [a.name for a in place.step.args if isinstance(a, Ref)]:
+            return Kind(square.kind, square.equation)  # a product of a value with itself
+        return known
+
+
+def _name(call: Call) -> str:
+    operation = call.operation
     if isinstance(operation, nn.Module):
         return type(operation).__name__
     return f".{operation}" if isinstance(operation, str) else operation.__name__
@@ -144,50 +178,6 @@ def _name(operation: Any) -> str:
 
 def _with_parameters(row: Operation, module: nn.Module) -> Operation:
     random = sum(q.random.mean.numel() for _, q in posteriors(module))
-    parameters = sum(
-        p.numel() for name, p in module.named_parameters() if "logvar" not in name and "scales." not in name
-    )
-    return replace(row, parameters=parameters, random=random)
-
-
-def _origins(step: Step, operation: Any, values: Values, origins: Mapping[str, set[str]]) -> set[str]:
-    """The random values and random layers that a step's value depends on."""
-    if not holds_gaussian(values[step.name]):
-        return set()
-    before = set[str]().union(*(origins[source] for source in step.sources))
-    if step.op == "placeholder":
-        return {step.name}
-    if isinstance(operation, nn.Module) and next(posteriors(operation), None) is not None:
-        return {*before, f"module {step.target}"}
-    return before
-
-
-def _kind(
-    method: Method,
-    net: nn.Module,
-    step: Step,
-    rule: Rule | None,
-    values: Values,
-    origins: Mapping[str, set[str]],
-) -> Kind:
-    if rule is None or not (holds_gaussian(values[step.name]) or method.samples):
-        return PLAIN
-    if by_twin is getattr(rule, "func", None):
-        twin = twin_of(step.target, step.args[1:], step.kwargs)
-        assert twin is not None
-        return kind(method.rule(twin)) or OWN
-    asked = layer_type(rule)
-    known = kind(rule if asked is None else method.rules[asked]) or OWN
-    if layer(net, step) is not None or getattr(rule, "func", rule) not in OF_TWO:
-        return known
-    corrected = covariance(method, net, step, values)
-    if corrected is not None:
-        return Kind("corrected", corrected[1])
-    operands = [name for name in step.sources if isinstance(values[name], Gaussian)]
-    if len(operands) == 2 and not origins[operands[0]].isdisjoint(origins[operands[1]]):
-        return INDEPENDENT
-    return (
-        SQUARE
-        if rule is multiply and operands * 2 == [a.name for a in step.args if isinstance(a, Ref)]
-        else known
-    )
+    names = dict(module.named_parameters())
+    own = [name for name in names if "logvar" not in name and "scales." not in name]
+    return replace(row, parameters=sum(names[name].numel() for name in own), random=random)

@@ -1,31 +1,23 @@
 """How activations travel through a network: one table of rules for each method."""
 
-from .base import Method, NoRuleError
-from .cvbp import CVBP
-from .deterministic import DETERMINISTIC
-from .dvi import DVI
-from .local_reparam import LOCAL_REPARAM
-from .pbp import PBP
-from .vbp import VBP, vbp
-
-METHODS = {
-    "cvbp": CVBP,
-    "vbp": VBP,
-    "dvi": DVI,
-    "local_reparam": LOCAL_REPARAM,
-    "deterministic": DETERMINISTIC,
-    "pbp": PBP,
-}
+from .base import Call, Method, NoRuleError, Rule
+from .noise import unexplained
+from .tables import CVBP, DETERMINISTIC, DVI, EXACT, LOCAL_REPARAM, METHODS, MOMENTS, PBP, VBP, vbp
 
 __all__ = [
     "CVBP",
     "DETERMINISTIC",
     "DVI",
+    "EXACT",
     "LOCAL_REPARAM",
     "METHODS",
+    "MOMENTS",
     "PBP",
     "VBP",
+    "Call",
     "Method",
     "NoRuleError",
+    "Rule",
+    "unexplained",
     "vbp",
 ]

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..methods import PBP, Method
-from ..methods.pbp import scale
+from ..methods.tables import scale
 from ..objectives import LogMarginal
 from ..posterior import posteriors
 from ..predictive import NormalPredictive

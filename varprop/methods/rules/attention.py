@@ -1,22 +1,20 @@
-"""Attention and transformer encoders. Weights that positions share make them correlated, which is not kept."""
+"""Attention and transformer encoders. That positions share weights, which makes them correlated, is ignored."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import moments as delta
-from .. import moments as fn
-from ..gaussian import Activation, Gaussian, as_gaussian, mean_of, move
-from ..posterior import Layer, posteriors, random_tensor
-from .base import Method, NoRuleError, Rule, missing
+from ... import moments
+from ...gaussian import Activation, Gaussian, as_gaussian, mean_of, move
+from ...posterior import Layer, posteriors, random_tensor
+from ..base import Function, Method, NoRuleError, Table, Value, missing, rule
 
 
-def is_plain(module: nn.Module, *x: Any) -> bool:
+def is_plain(module: nn.Module, *x: object) -> bool:
     """Whether nothing about the module and its input is random."""
     return not any(isinstance(a, Gaussian) for a in x) and next(posteriors(module), None) is None
 
@@ -24,7 +22,8 @@ def is_plain(module: nn.Module, *x: Any) -> bool:
 # --------------------------------------------------------------------------------------------------------------- attention
 
 
-def _multihead(
+@rule("approximate", 37)
+def multihead(
     method: Method,
     module: Layer,
     query: Activation,
@@ -51,12 +50,12 @@ def _multihead(
     query, key, value = (_batch_first(module, x, unbatched) for x in (query, key, value))
     weights_in, biases_in = _projections(module)
     queries, keys = (
-        _by_head(module, fn.affine(F.linear, x, w, b))
+        _by_head(module, moments.affine(F.linear, x, w, b))
         for x, w, b in zip((query, key), weights_in, biases_in, strict=False)
     )
     scores = _masked(_scores(queries, keys), key_padding_mask, attn_mask)
     # Values are projected after they were weighed, which is the same and keeps that all positions share the projection.
-    seen, weights = delta.attend(
+    seen, weights = moments.attend(
         scores, move(lambda t: t.unsqueeze(1), value), module.dropout if module.training else 0.0
     )
     heads = _by_row(module, seen, weights_in[2], biases_in[2])
@@ -71,7 +70,7 @@ def _multihead(
     return out, weights if need_weights else None
 
 
-def _projections(module: Layer) -> tuple[list[Any], list[Any]]:
+def _projections(module: Layer) -> tuple[list[Activation], list[Activation | None]]:
     """The weights and biases of query, key and value."""
     if module._qkv_same_embed_dim:
         weights = _chunks(random_tensor(module, "in_proj_weight"))
@@ -80,7 +79,7 @@ def _projections(module: Layer) -> tuple[list[Any], list[Any]]:
     return weights, _chunks(random_tensor(module, "in_proj_bias"))
 
 
-def _chunks(x: Activation | None) -> list[Any]:
+def _chunks(x: Activation | None) -> list[Value]:
     if isinstance(x, Gaussian):
         return [Gaussian.of(m, v) for m, v in zip(x.mean.chunk(3), x.var.chunk(3), strict=True)]
     return [None] * 3 if x is None else list(x.chunk(3))
@@ -97,13 +96,13 @@ def _by_head(module: Layer, x: Activation) -> Activation:
 
 def _by_row(module: Layer, x: Gaussian, weight: Activation, bias: Activation | None) -> Gaussian:
     """The input of each head through that head's rows of a projection (Eq. 1)."""
-    out = as_gaussian(fn.affine(_dot, x, move(lambda t: t.unflatten(0, (module.num_heads, -1)), weight)))
+    out = as_gaussian(moments.affine(_dot, x, move(lambda t: t.unflatten(0, (module.num_heads, -1)), weight)))
     return out if bias is None else out + as_gaussian(move(lambda t: t.view(module.num_heads, 1, -1), bias))
 
 
 def _scores(q: Activation, k: Activation, scale: float | None = None) -> Gaussian:
     """Products of queries and keys, taken as independent, over the root of their size (Eq. 36)."""
-    return as_gaussian(fn.affine(_dot, q, k)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    return as_gaussian(moments.affine(_dot, q, k)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
 
 
 def _dot(q: Tensor, k: Tensor, bias: None = None) -> Tensor:
@@ -128,9 +127,10 @@ def _hidden(scores: Gaussian, mask: Tensor) -> Gaussian:
     )
 
 
+@rule("approximate", 37)
 def scaled_dot_product(
     method: Method,
-    function: Any,
+    function: Function,
     query: Activation,
     key: Activation,
     value: Activation,
@@ -148,15 +148,14 @@ def scaled_dot_product(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.mean.device).tril()
     if attn_mask is not None:
         scores = _hidden(scores, ~attn_mask if attn_mask.dtype == torch.bool else attn_mask)
-    return delta.attend(scores, value, dropout_p)[0]
+    return moments.attend(scores, value, dropout_p)[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- transformers
 
-_RELU, _GELU = nn.ReLU(), nn.GELU()
 
-
-def _encoder_layer(
+@rule("part by part")
+def encoder_layer(
     method: Method,
     module: Layer,
     src: Activation,
@@ -200,7 +199,8 @@ def _activation(method: Method, module: Layer) -> nn.Module:
     return known.get(given, given)
 
 
-def _encoder(
+@rule("one by one")
+def encoder(
     method: Method,
     module: Layer,
     src: Activation,
@@ -213,8 +213,8 @@ def _encoder(
     return src if module.norm is None else method(module.norm, src)
 
 
-ATTENTION: dict[type[nn.Module], Rule] = {
-    nn.MultiheadAttention: _multihead,
-    nn.TransformerEncoderLayer: _encoder_layer,
-    nn.TransformerEncoder: _encoder,
+ATTENTION: Table = {
+    nn.MultiheadAttention: multihead,
+    nn.TransformerEncoderLayer: encoder_layer,
+    nn.TransformerEncoder: encoder,
 }

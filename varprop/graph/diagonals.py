@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..methods.base import Gain
 from ..posterior import Layer
-
-Gain = Tensor | float
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Embedding: rows of a random table, one by one or in bags. One that is read twice makes its readers correlated, which is not kept."""
+"""Embeddings: rows of a random table, one by one or in bags. That two readers of one row are correlated is ignored."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..gaussian import Activation, Gaussian
-from ..posterior import Layer
-from .base import Method, Rule, missing
+from ...gaussian import Activation, Gaussian
+from ...posterior import Layer
+from ..base import Method, Table, missing, rule
 
 
+@rule("exact")
 def embedding(method: Method, layer: Layer, index: Tensor) -> Activation:
-    """The rows of a random table; the row of `padding_idx` is certain."""
+    """The rows of a random table; the row of `padding_idx` is deterministic."""
     mean = layer(index)
     if not hasattr(layer, "weight_logvar"):
         return mean
@@ -22,6 +23,7 @@ def embedding(method: Method, layer: Layer, index: Tensor) -> Activation:
     return Gaussian.of(mean, var)
 
 
+@rule("exact", 52)
 def embedding_bag(
     method: Method,
     layer: Layer,
@@ -29,7 +31,7 @@ def embedding_bag(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Activation:
-    """Sums or means of the rows in a bag; what is in it twice is one random row, of the weights together (Eq. 52)."""
+    """Sums or means of the rows in a bag; a row that is in it twice counts with both of its weights together (Eq. 52)."""
     if not hasattr(layer, "weight_logvar"):
         return layer(index, offsets, per_sample_weights)
     if layer.mode == "max" or layer.max_norm is not None:
@@ -71,4 +73,4 @@ def _of_equals(keys: Tensor, values: Tensor) -> Tensor:
     return _sums(group, len(keys), values[order])[group][order.argsort()]
 
 
-EMBEDDING: dict[type[nn.Module], Rule] = {nn.Embedding: embedding, nn.EmbeddingBag: embedding_bag}
+EMBEDDING: Table = {nn.Embedding: embedding, nn.EmbeddingBag: embedding_bag}

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .base import NoRuleError, row
+from ..methods.base import NoRuleError, Value, row
 from .steps import Step, steps_of
 
 
@@ -33,26 +33,19 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def graph_name(
-    module: nn.Module,
-    keys: tuple[Any, ...],
-    kept_whole: bool,
-    inputs: tuple[Any, ...],
-    options: tuple[Any, ...],
+    module: nn.Module, kinds: tuple[type, ...], inputs: tuple[Value, ...], options: tuple[Value, ...]
 ) -> str:
     """The attribute of `GRAPHS` that holds the module's steps; taken on first use and when the network has changed.
 
-    :param keys: the keys of the method's table; layers that have a row are not looked into.
-    :param kept_whole: whether that goes for `nn.Sequential` too.
+    :param kinds: types of layers that have a rule of their own and are not looked into.
     :param inputs: for each argument of `forward` True, or a tuple of one plain value, which the graph then has built in.
-    :param options: likewise for arguments by name, as pairs.
+    :param options: the same for arguments by name, as pairs.
     """
-    containers = (nn.Module,) if kept_whole else (nn.Module, nn.Sequential)
-    kinds = frozenset(key for key in keys if isinstance(key, type) and key not in containers)
     known = _names.setdefault(module, {})
-    key = kinds, inputs, options, tuple(_structure(module))
+    key = frozenset(kinds), inputs, options, tuple(_structure(module))
     if key not in known:
         name = f"graph_{next(_numbers)}"
-        setattr(GRAPHS, name, _take(module, kinds, inputs, options))
+        setattr(GRAPHS, name, _take(module, frozenset(kinds), inputs, options))
         weakref.finalize(module, delattr, GRAPHS, name)
         known[key] = name
     return known[key]

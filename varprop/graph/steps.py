@@ -1,16 +1,18 @@
-"""A network as a list of steps: its operations in their order, what each of them takes, and where the terms of a sum part."""
+"""A network as a list of steps: its operations in order, what each of them takes, and where the terms of a sum fork."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
 
-Values = dict[str, Any]
+from ..methods.base import Operation, Value
+
+Values: TypeAlias = dict[str, Value]
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Fork:
-    """Where the two operands of a sum part: the value both come from, and the steps from there to each, one after another."""
+    """Where the two operands of a sum fork: the value both come from, and the steps from there to each."""
 
     source: str
     left: tuple[Step, ...]
@@ -37,8 +39,8 @@ class Step:
     op: str
     """As in torch.fx: placeholder, get_attr, call_module, call_function, call_method or output."""
     target: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[Value, ...]
+    kwargs: Mapping[str, Value]
     sources: tuple[str, ...]
     """The steps whose values it takes."""
     place: str
@@ -48,7 +50,16 @@ class Step:
     """Values that no later step needs."""
 
 
-def _refs(value: Any) -> Iterator[str]:
+@dataclass(frozen=True)
+class Place:
+    """Where in a graph a rule is applied: the network, the step, and the values of the steps before."""
+
+    net: nn.Module
+    step: Step
+    values: Values
+
+
+def _refs(value: Value) -> Iterator[str]:
     match value:
         case Ref():
             yield value.name
@@ -61,7 +72,7 @@ def _refs(value: Any) -> Iterator[str]:
                 yield from _refs(item)
 
 
-def filled(value: Any, values: Values) -> Any:
+def filled(value: Value, values: Values) -> Value:
     """Arguments with the values of earlier steps in their places."""
     if isinstance(value, Ref):
         return values[value.name]
@@ -86,8 +97,8 @@ def layer(module: nn.Module, step: Step) -> nn.Module | None:
 # ------------------------------------------------------------------------------------------------------------------ nodes to steps
 
 map_arg: Any = fx.node.map_arg
-IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
-SUMS = {
+IN_PLACE: set[Operation] = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
+SUMS: set[Operation] = {
     operator.add,
     operator.iadd,
     operator.sub,
@@ -113,7 +124,7 @@ def steps_of(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
             )
         renamed[node] = node.name
         if _in_place(module, node) and node.args and isinstance(node.args[0], fx.Node):
-            # Whoever reads the argument later finds what was written into it.
+            # Later steps that read the argument see the value that was written into it.
             renamed[node.args[0]] = node.name
         sources = tuple(dict.fromkeys(_refs((args, kwargs))))
         step = Step(node.name, node.op, node.target, tuple(args), dict(kwargs), sources, node.meta["place"])
@@ -135,8 +146,8 @@ def _fork(steps: Mapping[str, Step], sum_: Step) -> Fork | None:
     operands = [a.name for a in sum_.args if isinstance(a, Ref)]
     if len(operands) != 2:
         return None
-    certain = _certain(steps)
-    left, right = (list(_chain(steps, certain, name)) for name in operands)
+    constant = _constant(steps)
+    left, right = (list(_chain(steps, constant, name)) for name in operands)
     source = next((name for name in left if name in right), None)
     if source is None:
         return None
@@ -146,23 +157,23 @@ def _fork(steps: Mapping[str, Step], sum_: Step) -> Fork | None:
     )
 
 
-def _chain(steps: Mapping[str, Step], certain: set[str], name: str) -> Iterator[str]:
-    """A step, the one that it takes its value from, and so on, as long as there is one only."""
+def _chain(steps: Mapping[str, Step], constant: set[str], name: str) -> Iterator[str]:
+    """A step, the step that it takes its value from, and so on, as long as there is only one."""
     while True:
         yield name
-        sources = [source for source in steps[name].sources if source not in certain]
+        sources = [source for source in steps[name].sources if source not in constant]
         if len(sources) != 1:
             return
         name = sources[0]
 
 
-def _certain(steps: Mapping[str, Step]) -> set[str]:
+def _constant(steps: Mapping[str, Step]) -> set[str]:
     """Steps that no input of the network reaches."""
-    certain: set[str] = set()
+    constant: set[str] = set()
     for step in steps.values():
-        if step.op != "placeholder" and certain.issuperset(step.sources):
-            certain.add(step.name)
-    return certain
+        if step.op != "placeholder" and constant.issuperset(step.sources):
+            constant.add(step.name)
+    return constant
 
 
 def _freeing(steps: list[Step]) -> tuple[Step, ...]:

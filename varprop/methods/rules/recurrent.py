@@ -1,24 +1,23 @@
-"""Recurrent layers, unrolled. Their weights are the same at every step, and the correlation over time that this makes is not kept."""
+"""Recurrent layers, unrolled. That all steps share the weights, which correlates them over time, is ignored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import moments as fn
-from ..gaussian import Activation, Gaussian, as_gaussian
-from ..posterior import Layer, random_tensor
+from ... import moments
+from ...gaussian import Activation, Gaussian, as_gaussian
+from ...posterior import Layer, random_tensor
+from ..base import Method, NoRuleError, Table, Value, rule
 from .attention import is_plain
-from .base import Method, NoRuleError, Rule
 
 State = tuple[Gaussian, ...]
 _RELU = nn.ReLU()
-_sigmoid, _tanh = partial(fn.quadrature, torch.sigmoid), partial(fn.quadrature, torch.tanh)
+_sigmoid, _tanh = partial(moments.quadrature, torch.sigmoid), partial(moments.quadrature, torch.tanh)
 
 
 # ------------------------------------------------------------------------------------------------------------------ one step
@@ -48,7 +47,7 @@ def _gru_step(x: Gaussian, h: Gaussian, state: State) -> State:
 
 
 def _product(a: Gaussian, b: Gaussian) -> Gaussian:
-    return fn.product(a, b)  # type: ignore[return-value]
+    return moments.product(a, b)  # type: ignore[return-value]
 
 
 def _split(x: Gaussian, n: int) -> list[Gaussian]:
@@ -74,10 +73,10 @@ def _affine(module: Layer, kind: str, suffix: str, x: Activation) -> Gaussian:
         random_tensor(module, f"weight_{kind}{suffix}"),
         random_tensor(module, f"bias_{kind}{suffix}"),
     )
-    return as_gaussian(fn.affine(F.linear, x, weight, bias))  # type: ignore[arg-type]
+    return as_gaussian(moments.affine(F.linear, x, weight, bias))  # type: ignore[arg-type]
 
 
-def _state(module: Layer, given: Any, shape: tuple[int, ...], like: Tensor) -> State:
+def _state(module: Layer, given: Value, shape: tuple[int, ...], like: Tensor) -> State:
     """The state to start from, by default zero and certain; for LSTM with that of the cell."""
     long = isinstance(module, nn.LSTM | nn.LSTMCell)
     if given is not None:
@@ -87,7 +86,8 @@ def _state(module: Layer, given: Any, shape: tuple[int, ...], like: Tensor) -> S
     return tuple(as_gaussian(like.new_zeros(*shape, size)) for size in sizes)
 
 
-def _cell(method: Method, module: Layer, x: Activation, state: Any = None) -> Any:
+@rule("approximate", 38)
+def cell(method: Method, module: Layer, x: Activation, state: Value = None) -> Value:
     if is_plain(module, x, *(state if isinstance(state, tuple) else (state,))):
         return module(x, state)
     state = _state(module, state, tuple(x.shape[:-1]), as_gaussian(x).mean)
@@ -95,10 +95,11 @@ def _cell(method: Method, module: Layer, x: Activation, state: Any = None) -> An
     return out if isinstance(module, nn.LSTMCell) else out[0]
 
 
-def _layers(method: Method, module: Layer, x: Activation, state: Any = None) -> tuple[Any, Any]:
+@rule("approximate", 38)
+def layers(method: Method, module: Layer, x: Activation, state: Value = None) -> tuple[Value, Value]:
     """Layers and directions one after another, each unrolled over the sequence; output and last states as torch gives them."""
     if is_plain(module, x, *(state if isinstance(state, tuple) else (state,))):
-        plain: tuple[Any, Any] = module(x, state)
+        plain: tuple[Value, Value] = module(x, state)
         return plain
     if not isinstance(x, Tensor | Gaussian):
         raise NoRuleError(
@@ -123,7 +124,7 @@ def _layers(method: Method, module: Layer, x: Activation, state: Any = None) -> 
         steps = _join(torch.cat, outputs, -1)
         if layer < module.num_layers - 1 and module.training and module.dropout:
             keep = 1 - module.dropout
-            steps = fn.mask(steps, keep) * (1 / keep)
+            steps = moments.mask(steps, keep) * (1 / keep)
     last = tuple(_join(torch.stack, [end[k] for end in ends], 0) for k in range(len(start)))
     return steps.map(lambda t: t.movedim(0, time)), last if isinstance(module, nn.LSTM) else last[0]
 
@@ -137,7 +138,7 @@ def _unrolled(
     for t in reversed(order) if reverse else order:
         state = step(inputs.map(lambda a, t=t: a[t]), _affine(module, "hh", suffix, state[0]), state)  # type: ignore[misc]
         if projection is not None:
-            state = (as_gaussian(fn.affine(F.linear, state[0], projection)), *state[1:])
+            state = (as_gaussian(moments.affine(F.linear, state[0], projection)), *state[1:])
         outputs.append(state[0])
     return _join(torch.stack, outputs[::-1] if reverse else outputs, 0), state
 
@@ -146,7 +147,7 @@ def _join(join: Callable[..., Tensor], parts: list[Gaussian], dim: int) -> Gauss
     return Gaussian.of(join([p.mean for p in parts], dim), join([p.var for p in parts], dim))
 
 
-RECURRENT: dict[type[nn.Module], Rule] = {
-    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), _layers),
-    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), _cell),
+RECURRENT: Table = {
+    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), layers),
+    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), cell),
 }

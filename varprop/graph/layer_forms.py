@@ -1,0 +1,288 @@
+"""Functions that compute what a layer computes: the layer is built and the method asked about it.
+
+So no moment is written twice: F.relu follows the method's rule for nn.ReLU, F.layer_norm that for nn.LayerNorm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import moments
+from ..gaussian import Activation, Gaussian, as_gaussian, move
+from ..methods.base import Call, Function, Method, NoRuleError, Rule, Table, Value, missing
+
+Build = Callable[..., nn.Module]
+"""Makes the layer from the function's arguments, its input first."""
+
+
+def _form(build: Build, apply: Function | None = None, **facts: Value) -> Rule:
+    return Rule(apply or partial(_as_layer, build), "as its layer", layer=build, **facts)
+
+
+def _as_layer(
+    build: Build, method: Method, function: Function, x: Activation, *args: Value, **options: Value
+) -> Value:
+    """Ask the method about the layer that computes the function."""
+    if options.get("return_indices"):
+        raise missing(method, function, " with return_indices=True")
+    if any(isinstance(value, Tensor | Gaussian) for value in (*args, *options.values())):
+        raise missing(method, function, " with a tensor among its options")
+    return method(build(x, *args, **options), x)
+
+
+# ----------------------------------------------------------------------- functions with the layer's own options
+
+
+def _layer(kind: Build, names: str, x: Activation, *args: Value, **options: Value) -> nn.Module:
+    """The layer of this kind, for a function whose further arguments have these names."""
+    options = {**dict(zip(names.split(), args, strict=False)), **options}
+    for name in ("inplace", "_stacklevel"):
+        options.pop(name, None)
+    if options.get("dtype", ...) is None:
+        del options["dtype"]
+    training = options.pop("training", True)
+    return kind(**options).train(training)
+
+
+def _named(names: str, **kinds: Build) -> Table:
+    """Rows for functions by their names in torch.nn.functional, torch and, with an underscore behind, in place."""
+    rows: Table = {}
+    for name, kind in kinds.items():
+        form = _form(partial(_layer, kind, names))
+        for module in (F, torch):
+            for spelling in (name, f"{name}_"):
+                function = getattr(module, spelling, None)
+                # Some functions of torch.nn.functional cannot be pickled; they are found by their names in torch.
+                if function is not None and "<locals>" not in getattr(function, "__qualname__", ""):
+                    rows[function] = form
+    return rows
+
+
+def _absolute() -> nn.Module:
+    """|x|, a leaky unit that flips the sign of negative values."""
+    return nn.LeakyReLU(-1.0)
+
+
+def _clamped(min: float | None = None, max: float | None = None) -> nn.Module:
+    return nn.Hardtanh(-math.inf if min is None else min, math.inf if max is None else max)
+
+
+def _threshold(threshold: float, value: float) -> nn.Module:
+    if threshold != value:
+        raise NoRuleError(
+            f"F.threshold jumps from {value} to its threshold {threshold}, and functions that jump have no rule; "
+            "give both one value, or add a rule with `method | {torch.nn.functional.threshold: rule}`."
+        )
+    return _clamped(min=threshold)
+
+
+_POOL = "kernel_size stride padding"
+_NAMED: Table = {
+    **_named("inplace", relu=nn.ReLU, relu6=nn.ReLU6, hardsigmoid=nn.Hardsigmoid, hardswish=nn.Hardswish),
+    **_named("inplace", silu=nn.SiLU, mish=nn.Mish, selu=nn.SELU, tanh=nn.Tanh, sigmoid=nn.Sigmoid),
+    **_named("inplace", softsign=nn.Softsign, tanhshrink=nn.Tanhshrink, logsigmoid=nn.LogSigmoid),
+    **_named("negative_slope inplace", leaky_relu=nn.LeakyReLU),
+    **_named("min_val max_val inplace", hardtanh=nn.Hardtanh),
+    **_named("min max", clamp=_clamped, clip=_clamped, clamp_min=_clamped),
+    **_named("max", clamp_max=_clamped),
+    **_named("threshold value inplace", threshold=_threshold),
+    **_named("", abs=_absolute, absolute=_absolute),
+    **_named("lambd", softshrink=nn.Softshrink),
+    **_named("approximate", gelu=nn.GELU),
+    **_named("beta threshold", softplus=nn.Softplus),
+    **_named("alpha inplace", elu=nn.ELU, celu=nn.CELU),
+    **_named("dim", softmax=nn.Softmax, log_softmax=nn.LogSoftmax, softmin=nn.Softmin, glu=nn.GLU),
+    **_named("p training inplace", dropout=nn.Dropout, dropout1d=nn.Dropout1d, dropout2d=nn.Dropout2d),
+    **_named("p training inplace", dropout3d=nn.Dropout3d, alpha_dropout=nn.AlphaDropout),
+    **_named("p training inplace", feature_alpha_dropout=nn.FeatureAlphaDropout),
+    **_named(f"{_POOL} dilation ceil_mode return_indices", max_pool1d=nn.MaxPool1d, max_pool2d=nn.MaxPool2d),
+    **_named(f"{_POOL} dilation ceil_mode return_indices", max_pool3d=nn.MaxPool3d),
+    **_named(f"{_POOL} ceil_mode count_include_pad divisor_override", avg_pool1d=nn.AvgPool1d),
+    **_named(f"{_POOL} ceil_mode count_include_pad divisor_override", avg_pool2d=nn.AvgPool2d),
+    **_named(f"{_POOL} ceil_mode count_include_pad divisor_override", avg_pool3d=nn.AvgPool3d),
+    **_named(
+        "output_size", adaptive_avg_pool1d=nn.AdaptiveAvgPool1d, adaptive_avg_pool2d=nn.AdaptiveAvgPool2d
+    ),
+    **_named("output_size", adaptive_avg_pool3d=nn.AdaptiveAvgPool3d),
+}
+
+
+# ----------------------------------------------------------------------- functions with tensors among their options
+
+
+_UPSAMPLE = partial(_layer, nn.Upsample, "size scale_factor mode align_corners recompute_scale_factor")
+
+
+def _interpolate(
+    method: Method, function: Function, x: Activation, *args: Value, antialias: bool = False, **options: Value
+) -> Value:
+    """As `nn.Upsample`, which has no filter."""
+    if antialias:
+        raise missing(method, function, " with antialias=True")
+    return _as_layer(_UPSAMPLE, method, function, x, *args, **options)
+
+
+def _prelu_layer(x: Activation, weight: Tensor) -> nn.Module:
+    """A leaky unit with a slope for each channel, which torch counts in dimension 1."""
+    slopes: Value = weight.view(-1, *(1,) * (len(x.shape) - 2)) if weight.numel() > 1 else weight
+    return nn.LeakyReLU(slopes)
+
+
+def _prelu(method: Method, function: Function, x: Activation, weight: Tensor) -> Value:
+    return method(_prelu_layer(x, weight), x)
+
+
+def _layer_norm_layer(
+    x: Activation, normalized_shape: Value, weight: Value = None, bias: Value = None, eps: float = 1e-5
+) -> nn.Module:
+    return nn.LayerNorm(normalized_shape, eps, elementwise_affine=False)
+
+
+def _layer_norm(
+    method: Method,
+    function: Function,
+    x: Activation,
+    normalized_shape: Value,
+    weight: Value = None,
+    bias: Value = None,
+    eps: float = 1e-5,
+) -> Value:
+    return _scaled(method(_layer_norm_layer(x, normalized_shape, eps=eps), x), weight, bias)
+
+
+def _rms_norm_layer(
+    x: Activation, normalized_shape: Value, weight: Value = None, eps: float | None = None
+) -> nn.Module:
+    return nn.RMSNorm(normalized_shape, eps, elementwise_affine=False)
+
+
+def _rms_norm(
+    method: Method,
+    function: Function,
+    x: Activation,
+    normalized_shape: Value,
+    weight: Value = None,
+    eps: float | None = None,
+) -> Value:
+    return _scaled(method(_rms_norm_layer(x, normalized_shape, eps=eps), x), weight)
+
+
+def _unit_length_layer(
+    x: Activation, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
+) -> nn.Module:
+    return nn.RMSNorm(x.shape[dim], eps**2, elementwise_affine=False)
+
+
+def _unit_length(
+    method: Method,
+    function: Function,
+    x: Activation,
+    p: float = 2.0,
+    dim: int = 1,
+    eps: float = 1e-12,
+    out: None = None,
+) -> Value:
+    """F.normalize: x over its length, which is x over its root mean square over √n."""
+    if p != 2:
+        raise missing(method, function, f" with p={p}")
+    y = method(_unit_length_layer(x, p, dim, eps), move(lambda t: t.movedim(dim, -1), x))
+    return as_gaussian(y).times(x.shape[dim] ** -0.5).map(lambda t: t.movedim(-1, dim))
+
+
+def _group_norm_layer(
+    x: Activation, num_groups: int, weight: Value = None, bias: Value = None, eps: float = 1e-5
+) -> nn.Module:
+    return nn.GroupNorm(num_groups, x.shape[1], eps, affine=False)
+
+
+def _group_norm(
+    method: Method,
+    function: Function,
+    x: Activation,
+    num_groups: int,
+    weight: Value = None,
+    bias: Value = None,
+    eps: float = 1e-5,
+) -> Value:
+    return _by_channel(method(_group_norm_layer(x, num_groups, eps=eps), x), weight, bias)
+
+
+Statistics = Mapping[str, Value]
+"""The arguments of F.batch_norm or F.instance_norm behind the input, in their order, with their defaults."""
+
+
+def _with_statistics(
+    kinds: Mapping[int, Build], given: Statistics, x: Activation, *args: Value, **options: Value
+) -> nn.Module:
+    """A batch or instance normalisation by the statistics given or by those of the input."""
+    mean, var, _, _, training, momentum, eps = _filled(given, args, options).values()
+    layer = kinds[len(x.shape)](x.shape[1], eps, momentum, affine=False, track_running_stats=mean is not None)
+    if mean is not None:
+        layer.register_buffer("running_mean", mean)
+        layer.register_buffer("running_var", var)
+    return layer.train(training)
+
+
+def _normalised(
+    kinds: Mapping[int, Build],
+    given: Statistics,
+    method: Method,
+    function: Function,
+    x: Activation,
+    *args: Value,
+    **options: Value,
+) -> Value:
+    """Statistics that were given move in training, as the layer's own do."""
+    filled = _filled(given, args, options)
+    y = method(_with_statistics(kinds, given, x, *args, **options), x)
+    return _by_channel(y, filled["weight"], filled["bias"])
+
+
+def _unknown(call: Call) -> None:
+    """The layer's gain would leave out the scale that the function is given."""
+
+
+def _filled(given: Statistics, args: tuple[Value, ...], options: Mapping[str, Value]) -> dict[str, Value]:
+    return {**given, **dict(zip(given, args, strict=False)), **options}
+
+
+def _by_channel(x: Activation, *scale_and_shift: Activation | None) -> Activation:
+    shape = (-1, *(1,) * (len(x.shape) - 2))
+    return _scaled(x, *(None if t is None else move(lambda t: t.view(shape), t) for t in scale_and_shift))
+
+
+def _scaled(x: Activation, scale: Activation | None = None, shift: Activation | None = None) -> Activation:
+    y = as_gaussian(x if scale is None else moments.product(x, scale))
+    return y if shift is None else y.plus(shift)
+
+
+_TENSORS = dict.fromkeys(("running_mean", "running_var", "weight", "bias"))
+_RATES = {"momentum": 0.1, "eps": 1e-5}
+_BATCH = (
+    {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d},
+    {**_TENSORS, "training": False, **_RATES},
+)
+_INSTANCE = (
+    {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d},
+    {**_TENSORS, "use_input_stats": True, **_RATES},
+)
+LAYER_FORMS: Table = {
+    **_NAMED,
+    F.interpolate: _form(_UPSAMPLE, _interpolate),
+    torch.prelu: _form(_prelu_layer, _prelu),
+    F.layer_norm: _form(_layer_norm_layer, _layer_norm),
+    F.rms_norm: _form(_rms_norm_layer, _rms_norm),
+    F.normalize: _form(_unit_length_layer, _unit_length),
+    F.group_norm: _form(_group_norm_layer, _group_norm),
+    F.batch_norm: _form(partial(_with_statistics, *_BATCH), partial(_normalised, *_BATCH), gain=_unknown),
+    F.instance_norm: _form(
+        partial(_with_statistics, *_INSTANCE), partial(_normalised, *_INSTANCE), gain=_unknown
+    ),
+}
+"""Rows for all functions that compute what a layer computes."""

@@ -1,0 +1,123 @@
+"""Walk the graph of a network: every step asks the method for its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from ..gaussian import Gaussian
+from ..methods.base import (
+    Function,
+    Method,
+    NoRuleError,
+    Table,
+    Value,
+    as_rule,
+    is_random_value,
+    missing,
+    rule,
+)
+from ..posterior import is_random, posteriors
+from . import residual
+from .functions import FUNCTIONS
+from .steps import Place, Step, Values, filled, layer
+from .trace import GRAPHS, graph_name, is_torchs_own
+
+
+@rule("by its graph", container=True)
+def network(method: Method, module: nn.Module, *inputs: Value, **options: Value) -> Value:
+    """The rule for every module without one of its own: its graph, step by step. Where nothing is random it just runs.
+
+    Only the graph is kept from one pass to the next; parameters are read from the module at each pass.
+    """
+    if not is_random_value((inputs, options)) and next(posteriors(module), None) is None:
+        return module(*inputs, **options)
+    if is_torchs_own(module):
+        raise missing(method, module)
+    return walk(method, module, inputs, options)
+
+
+@rule("plain")
+def plain(method: Method, function: Function, *args: Value, **options: Value) -> Value:
+    """A function of nothing random runs as it is."""
+    return function(*args, **options)
+
+
+def walk(method: Method, module: nn.Module, inputs: tuple[Value, ...], options: Mapping[str, Value]) -> Value:
+    """The output of a network by its graph."""
+    whole = tuple(
+        key for key, entry in method.rules.items() if isinstance(key, type) and not as_rule(entry).container
+    )
+    given = (
+        tuple(_given(value) for value in inputs),
+        tuple((name, _given(value)) for name, value in options.items()),
+    )
+    steps: tuple[Step, ...] = getattr(GRAPHS, graph_name(module, whole, *given))
+    values: Values = {f"input_{i}": value for i, value in enumerate(inputs)}
+    values.update(options)
+    out = None
+    for step in steps:
+        try:
+            out = _run(method, Place(module, step, values))
+        except NoRuleError as error:
+            where = f"`{step.place}` of {type(module).__name__}" if step.place else type(module).__name__
+            raise NoRuleError(f"{error}\nIt stands in {where}.") from None
+        values[step.name] = out
+        for name in step.frees:
+            del values[name]
+    return out
+
+
+def _given(value: Value) -> Value:
+    """What a graph has to know of an argument: nothing, or a plain value, which it then has built in."""
+    return (value,) if value is None or isinstance(value, bool | int | float | str) else True
+
+
+def _run(method: Method, place: Place) -> Value:
+    """The value of a step."""
+    step, values = place.step, place.values
+    args: Value = filled(step.args, values)
+    options: Value = filled(step.kwargs, values)
+    match step.op:
+        case "placeholder":
+            return values[step.target]
+        case "get_attr":
+            return _attribute(method, place.net, step.target)
+        case "output":
+            return args[0]
+    child = layer(place.net, step)
+    if child is not None:
+        if getattr(child, "return_indices", False) and is_random_value(args):
+            raise missing(method, child, " with return_indices=True")
+        return method.run(method.rule(child), child, args, options, place)
+    return _function(method, place, args, options)
+
+
+def _function(method: Method, place: Place, args: Value, options: Value) -> Value:
+    function = place.step.target
+    if not is_random_value((args, options)):
+        return method.run(plain, function, args, options, place)
+    found = method.function_rule(function)
+    if found is None:
+        raise missing(method, function)
+    out = method.run(found, function, args, options, place)
+    return out if place.step.fork is None else residual.corrected(method, found, place, out)
+
+
+def _attribute(method: Method, module: nn.Module, path: str) -> Value:
+    """A parameter, buffer or other attribute that `forward` reads; a random weight comes with its variance."""
+    owner_path, _, name = path.rpartition(".")
+    owner = module.get_submodule(owner_path)
+    value = getattr(owner, name)
+    q = dict(posteriors(owner)).get(name) if isinstance(value, Tensor) and is_random(owner) else None
+    if q is None:
+        return value
+    if q.scales is not None:
+        raise missing(method, owner, ", whose forward uses a weight with the scales of a horseshoe")
+    weight = Gaussian.of(q.mean, q.var.expand_as(q.mean))
+    return weight.sample() if method.samples else weight
+
+
+NETWORKS: Table = {**FUNCTIONS, nn.Module: network}
+"""What a method needs for networks with their own `forward`, beside its rules for layers."""

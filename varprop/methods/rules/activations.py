@@ -1,0 +1,113 @@
+"""Activations: piecewise-linear ones, in which methods differ, and smooth ones, by quadrature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ... import moments
+from ...gaussian import Gaussian
+from ...posterior import Layer
+from ..base import Call, Method, Rule, Table, on_random
+from ..noise import unexplained
+
+PIECEWISE = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Softshrink)
+SMOOTH = (
+    *(nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.ELU, nn.SELU, nn.CELU),
+    *(nn.LogSigmoid, nn.Softsign, nn.Tanhshrink, nn.Hardswish),
+)
+
+
+def piecewise(module: Layer, dims: int = 2) -> moments.Piecewise:
+    """The piecewise-linear function that an activation computes on a tensor of this many dimensions."""
+    match module:
+        case nn.ReLU():
+            return moments.RELU
+        case nn.LeakyReLU():
+            return moments.Piecewise((0.0,), (module.negative_slope, 1.0))
+        case nn.PReLU():
+            # One slope for each channel, which torch counts in dimension 1.
+            slopes = (
+                module.weight.view(-1, *(1,) * (dims - 2)) if module.weight.numel() > 1 else module.weight
+            )
+            return moments.Piecewise((0.0,), (slopes, 1.0))
+        case nn.Hardtanh():  # and ReLU6, its subclass
+            return _between(module.min_val, module.max_val)
+        case nn.Hardsigmoid():
+            return moments.Piecewise((-3.0, 3.0), (0.0, 1 / 6, 0.0))
+        case nn.Softshrink():
+            return moments.Piecewise((-module.lambd, module.lambd), (1.0, 0.0, 1.0))
+    raise TypeError(f"{type(module).__name__} is not piecewise linear.")
+
+
+def _between(low: float, high: float) -> moments.Piecewise:
+    """The identity, cut off at both ends; an infinite bound is no knot."""
+    if math.isinf(high):
+        return moments.RELU if low == 0 else moments.Piecewise((low,), (0.0, 1.0), low)
+    if math.isinf(low):
+        return moments.Piecewise((high,), (1.0, 0.0), high)
+    return moments.Piecewise((low, high), (0.0, 1.0, 0.0), low)
+
+
+def _pieces(module: nn.Module, x: Gaussian) -> moments.Piecewise:
+    return piecewise(module, x.mean.dim())
+
+
+def _knots(module: nn.Module) -> Sequence[float]:
+    return piecewise(module).knots
+
+
+def _mean_slope(call: Call) -> Tensor | None:
+    """Of the gates, where the method has them; else of the unit itself (Eq. 42)."""
+    if not isinstance(call.x, Gaussian):
+        return None
+    return moments.slope(call.x, _pieces(call.module, call.x), call.method.slope)
+
+
+@on_random("approximate", 4, gain=_mean_slope, noise=unexplained, knots=_knots)
+def gated(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
+    """The piece of a unit is chosen by a gate on its mean (VBP; Eq. 4)."""
+    assert method.slope is not None
+    return moments.gate(x, method.slope, _pieces(module, x))
+
+
+@on_random("exact", 6, gain=_mean_slope, noise=unexplained, knots=_knots)
+def rectified(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
+    """The exact moments for a normal input (DVI; Eq. 6)."""
+    return moments.rectify(x, _pieces(module, x))
+
+
+@on_random("approximate", 48, gain=_mean_slope, noise=unexplained, knots=_knots)
+def anchored(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
+    """The gate's mean, with the mean squared deviation of the true activation from it (CVBP; Eq. 48)."""
+    return moments.anchored(x, _pieces(module, x))
+
+
+def piecewise_by(rule: Rule) -> Table:
+    """Rows that give all piecewise-linear activations one rule."""
+    return dict.fromkeys(PIECEWISE, rule)
+
+
+def _smooth_slope(call: Call) -> Tensor | None:
+    return moments.smooth_slope(call.module, call.x) if isinstance(call.x, Gaussian) else None
+
+
+@on_random("approximate", 11, gain=_smooth_slope, noise=unexplained)
+def smooth(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
+    """Any smooth function of each entry, by quadrature (Eq. 11)."""
+    return moments.quadrature(module, x)
+
+
+@on_random("approximate", 11)
+def gated_linear(method: Method, module: Layer, x: Gaussian) -> Gaussian:
+    """GLU: one half times the sigmoid of the other (Eq. 3, 11)."""
+    (a, b), (a_var, b_var) = x.mean.chunk(2, module.dim), x.var.chunk(2, module.dim)
+    gate = moments.quadrature(torch.sigmoid, Gaussian.of(b, b_var))
+    return moments.product(Gaussian.of(a, a_var), gate)  # type: ignore[return-value]
+
+
+ACTIVATIONS: Table = {**dict.fromkeys(SMOOTH, smooth), nn.GLU: gated_linear}
+"""The activations that all methods share."""

@@ -1,0 +1,154 @@
+"""All methods side by side. They share the moments of linear layers, smooth activations, averages, normalisation, attention
+and recurrence, and differ in what a piecewise-linear unit and a maximum do to a mean and a variance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor, nn
+
+from .. import moments
+from ..gaussian import Activation, Gaussian
+from ..graph.maxima import anchored_larger, anchored_largest, maxima_by
+from ..graph.trace import is_torchs_own
+from ..graph.walk import NETWORKS, walk
+from ..posterior import Layer, fan_in, posteriors
+from .base import Method, NoRuleError, Rule, Table, Value, rule, sequential
+from .noise import of_weights
+from .rules.activations import ACTIVATIONS, anchored, gated, piecewise_by, rectified
+from .rules.attention import ATTENTION
+from .rules.embedding import EMBEDDING, embedding, embedding_bag
+from .rules.linear import LINEAR, affine
+from .rules.normalisation import NORMALISATION
+from .rules.pooling import POOLING, anchored_pool, clark_pool, max_pools_by, winner_pool
+from .rules.recurrent import RECURRENT
+from .rules.shape import SHAPE
+
+CONTAINERS: Table = {nn.Sequential: sequential, nn.ModuleList: sequential}
+LAYERS: Table = LINEAR | EMBEDDING | ACTIVATIONS | POOLING | SHAPE | NORMALISATION | ATTENTION | RECURRENT
+MOMENTS: Table = CONTAINERS | LAYERS | NETWORKS
+"""Mean and variance through everything in which methods agree. A method of your own starts from it."""
+
+GATED: Table = {
+    **piecewise_by(gated),
+    **max_pools_by(winner_pool),
+    **maxima_by(moments.winner, moments.strongest, ("approximate", 7), ("approximate", 7)),
+}
+EXACT: Table = {
+    **piecewise_by(rectified),
+    **max_pools_by(clark_pool),
+    **maxima_by(moments.maximum, moments.largest, ("exact", 8), ("approximate", 8)),
+}
+ANCHORED: Table = {
+    **piecewise_by(anchored),
+    **max_pools_by(anchored_pool),
+    **maxima_by(anchored_larger, anchored_largest, ("approximate", 48), ("approximate", 48)),
+}
+
+VBP = Method("VBP", MOMENTS | GATED, slope=math.inf, key="vbp")
+"""Variance Back-Propagation (Haussmann, Hamprecht and Kandemir 2019): a ReLU is the Heaviside gate of its mean."""
+
+DVI = Method("DVI", MOMENTS | EXACT, key="dvi")
+"""Deterministic variational inference (Wu et al. 2019), diagonal form: a ReLU has the moments of a rectified normal."""
+
+CVBP = Method("CVBP", MOMENTS | ANCHORED, slope=math.inf, key="cvbp")
+"""Consistent VBP: VBP's means, which are the plain network's, and variances that count what its gates leave out.
+
+VBP gives a closed unit no variance, and training without a price on the gates then returns its weights to the prior. Here a
+closed unit pays for its weights: its variance is the mean squared deviation of the true activation from the gate's value.
+"""
+
+
+def vbp(slope: float = math.inf) -> Method:
+    """VBP with gates Bernoulli(sigmoid(slope·E[f])) (Eq. 4). In the limit, `VBP`, a unit passes mean and variance or neither.
+
+    A maximum is taken by the limit of its gate whatever the slope (Eq. 7).
+
+    >>> vp.vbp(slope=100.0)(nn.ReLU(), vp.Gaussian(torch.zeros(1), torch.ones(1))).var
+    tensor([0.5000])
+    """
+    if not slope > 0:
+        raise ValueError(f"vbp: slope must be positive, got {slope}.")
+    return VBP if math.isinf(slope) else replace(VBP, name=f"VBP(slope={slope:g})", slope=slope)
+
+
+# ------------------------------------------------------------------------------------ probabilistic backpropagation
+
+
+def scale(layer: Layer) -> float:
+    """1/√n, where n counts what an output of the layer sums over, its bias included."""
+    return 1 / math.sqrt(fan_in(layer) + (layer.bias is not None))
+
+
+@rule("exact", 26, noise=of_weights)
+def scaled(method: Method, layer: Layer, x: Activation) -> Activation:
+    """(W x + b)/√n (Eq. 26): a bias is one more weight, on an input that is always 1."""
+    return affine.apply(method, layer, x) * scale(layer)
+
+
+PBP = Method("PBP", {**DVI.rules, **dict.fromkeys(LINEAR, scaled)}, scaled=True, key="pbp")
+"""Probabilistic backpropagation (Hernández-Lobato and Adams 2015), its forward pass: DVI with every sum scaled to unit size."""
+
+
+# --------------------------------------------------------------------------------------------- sampling, and neither
+
+
+def _sampled(moments: Rule, method: Method, module: nn.Module, *x: Activation) -> Tensor:
+    """A sample of the layer's output given its input (Eq. 19).
+
+    A convolution samples each position by itself: the marginals are right, the correlation of positions is lost.
+    """
+    return _sample(moments.apply(method, module, *[_sample(a) for a in x]))
+
+
+def _sample(x: Activation) -> Tensor:
+    return x.sample() if isinstance(x, Gaussian) else x
+
+
+@rule("sampled", container=True)
+def on_sample(method: Method, module: nn.Module, *x: Value, **options: Value) -> Value:
+    """Any other module on a sample of its input: as it is or, with random weights inside, by its graph, which samples them."""
+    x = tuple([_sample(a) for a in x])
+    if is_torchs_own(module) or next(posteriors(module), None) is None:
+        return as_it_is.apply(method, module, *x, **options)
+    return walk(method, module, x, options)
+
+
+@rule("plain")
+def as_it_is(method: Method, module: nn.Module, *x: Value, **options: Value) -> Tensor:
+    """A module on deterministic inputs, every weight at its mean."""
+    kind = type(module).__name__
+    if any(isinstance(a, Gaussian) for a in x):
+        raise NoRuleError(
+            f"{method.name} carries no variance: give {kind} a Tensor, or a sample, x.sample()."
+        )
+    if method.samples and next(posteriors(module), None) is not None:
+        raise NoRuleError(
+            f"{method.name} has no rule for {kind}, which has random weights inside; "
+            f"add one with `method | {{{kind}: rule}}`."
+        )
+    return module(*x, **options)
+
+
+LOCAL_REPARAM = Method(
+    "LOCAL_REPARAM",
+    {
+        **CONTAINERS,
+        **dict.fromkeys(LINEAR, Rule(partial(_sampled, affine), "sampled", 19)),
+        nn.Embedding: Rule(partial(_sampled, embedding), "sampled", 19),
+        nn.EmbeddingBag: Rule(partial(_sampled, embedding_bag), "sampled", 19),
+        nn.Module: on_sample,
+    },
+    samples=True,
+    key="local_reparam",
+)
+"""Local reparametrisation (Kingma et al. 2015), the paper's VarOut: one sample of each pre-activation and data point."""
+
+DETERMINISTIC = Method("DETERMINISTIC", {nn.Module: as_it_is}, deterministic=True, key="deterministic")
+"""The plain network: every weight at its mean."""
+
+METHODS = {str(method.key): method for method in (CVBP, VBP, DVI, LOCAL_REPARAM, DETERMINISTIC, PBP)}
+"""By the names that estimators, the shell and experiments use."""
