@@ -59,7 +59,7 @@ def test_others_pass_theirs(method):
     assert str(audit).splitlines()[-1].startswith("Consistent")
 
 
-def test_exact_moments_are_those_of_drawn_networks():
+def test_exact_moments_are_those_of_sampled_networks():
     elbo, x, y = trained(vp.VBP)
     audit = vp.audit(elbo, x, y)
     weights = vp.posterior.draw(elbo.net, 4000, torch.Generator().manual_seed(1))
@@ -72,7 +72,42 @@ def test_exact_moments_are_those_of_drawn_networks():
     assert audit.exact.log_likelihood == pytest.approx(p.log_prob(y).mean().item(), abs=0.05)
 
 
-def test_drawn_networks_judge_deeper_ones():
+def pooled(method: vp.Method) -> tuple[vp.ELBO, torch.Tensor, torch.Tensor]:
+    """A convolution, a smooth activation and an average over positions that share their weights."""
+    torch.manual_seed(0)
+    front = nn.Conv2d(1, 4, 3, padding=1), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    net = vp.variational(nn.Sequential(*front, nn.Linear(4, 1)), logvar=-3.0)
+    elbo = vp.ELBO(net, method, vp.likelihoods.Normal(100.0), vp.priors.Normal(), n_data=50)
+    return elbo, torch.randn(50, 1, 8, 8) + 2.0, torch.randn(50, 1)
+
+
+def test_a_network_without_piecewise_units_is_judged_by_sampling_too():
+    audit = vp.audit(*pooled(vp.DVI), samples=300)
+    assert audit.sampled is not None
+    assert not audit.consistent
+    assert audit.exact.std == pytest.approx(audit.sampled.std, rel=0.05)
+
+
+def test_the_advice_suits_the_method():
+    assert audit_of(vp.DVI).verdict.endswith("predict with vp.correlated(net, x).")
+    assert audit_of(vp.VBP).verdict.endswith("train with vp.DVI.")
+
+
+def audit_of(method: vp.Method) -> vp.Audit:
+    audit = vp.audit(*pooled(method), samples=100)
+    assert not audit.consistent
+    return audit
+
+
+def test_a_method_and_its_unchanged_copy_have_the_same_audit():
+    elbo, x, y = trained(vp.PBP, (6, 6), epochs=20)
+    audit = vp.audit(elbo, x, y)
+    elbo.method = vp.PBP | {}
+    assert vp.audit(elbo, x, y) == audit
+    assert audit.sampled is None
+
+
+def test_sampled_networks_judge_deeper_ones():
     audit = vp.audit(*trained(vp.DVI, (10, 10)), samples=300)
     assert audit.sampled is not None
     assert audit.gap == audit.own.log_likelihood - audit.sampled.log_likelihood

@@ -620,8 +620,8 @@ def test_a_watch_sees_every_operation() -> None:
         return call.output
 
     walk(vp.VBP.watching(watch), net, (x,), {})
-    assert [place for place, _ in seen] == ["0", "1", "1.first", "1", "1.second", "1", "2"]
-    assert [kind for _, kind in seen][:2] == ["exact", "exact"]
+    assert [place for place, _ in seen] == ["0", "1", "1.first", "1", "1.second", "1", "1", "2"]
+    assert [kind for _, kind in seen][:2] == ["exact", "as its layer"]
 
 
 def test_what_a_watch_returns_takes_the_place_of_the_output() -> None:

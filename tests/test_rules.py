@@ -1,0 +1,126 @@
+"""Rules from outside: everything the library's own rules say about themselves, a user's rule can say too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import varprop as vp
+from varprop.methods import Call, unexplained
+
+from .sampling import difference, draws
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+class Bend(nn.Module):
+    """An activation that the library does not know, though it is tanh."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+
+class Skip(nn.Module):
+    """h + W act(V h): a residual sum behind a random layer."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.front, self.first, self.act, self.second = nn.Linear(3, 6), nn.Linear(6, 6), act, nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.front(x)
+        return h + self.second(self.act(self.first(h)))
+
+
+def by_quadrature(method: vp.Method, module: nn.Module, x: vp.Gaussian | Tensor) -> vp.Gaussian | Tensor:
+    return vp.moments.quadrature(module, x) if isinstance(x, vp.Gaussian) else module(x)
+
+
+def slope(call: Call) -> Tensor:
+    return vp.moments.smooth_slope(call.module, call.x)
+
+
+SILENT = vp.DVI | {Bend: by_quadrature}
+"""A plain function as a rule: moments, and nothing about them."""
+STATED = vp.DVI | {Bend: vp.Rule(by_quadrature, "approximate", gain=slope, noise=unexplained)}
+
+
+def skip(act: nn.Module, logvar: float = -3.0) -> nn.Module:
+    torch.manual_seed(0)
+    return vp.variational(Skip(act), logvar).eval()
+
+
+def test_a_users_gain_corrects_a_residual_sum() -> None:
+    ours, theirs, x = skip(nn.Tanh()), skip(Bend()), torch.randn(4, 3)
+    torch.testing.assert_close(STATED(theirs, x).var, vp.DVI(ours, x).var)
+    assert not torch.allclose(SILENT(theirs, x).var, vp.DVI(ours, x).var, rtol=1e-3)
+    assert [str(row.kind) for row in vp.summary(theirs, SILENT, x).operations][-1] == "independent"
+    assert [row.kind.word for row in vp.summary(theirs, STATED, x).operations][-1] == "corrected"
+
+
+def test_a_users_noise_counts_in_correlated() -> None:
+    """What the slope of tanh leaves of the variance, which for one hidden layer makes `correlated` exact."""
+    torch.manual_seed(0)
+    net = vp.variational(nn.Sequential(nn.Linear(3, 6), Bend(), nn.Linear(6, 2)), logvar=0.0)
+    x = torch.randn(4, 3)
+    stated, silent = (vp.correlated(net, x, method=method) for method in (STATED, SILENT))
+    torch.testing.assert_close(stated.var, STATED(net, x).var)
+    assert not difference(stated, draws(net, x))
+    assert (silent.var < 0.99 * stated.var).all()
+
+
+def test_a_users_gate_has_a_divergence() -> None:
+    class Closed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x)
+
+    def gated(method: vp.Method, module: nn.Module, x: vp.Gaussian) -> vp.Gaussian:
+        return vp.moments.gate(x)
+
+    method = vp.VBP | {Closed: vp.Rule(gated, "approximate", 4, knots=lambda module: (0.0,))}
+    elbos = []
+    for act, table in ((nn.ReLU(), vp.VBP), (Closed(), method)):
+        torch.manual_seed(0)
+        net = vp.variational(nn.Sequential(nn.Linear(2, 5), act, nn.Linear(5, 1)))
+        likelihood, prior = vp.likelihoods.Normal(), vp.priors.Normal()
+        elbos.append(vp.ELBO(net.double(), table, likelihood.double(), prior, n_data=10))
+    x, y = torch.randn(10, 2), torch.randn(10, 1)
+    ours, theirs = (elbo.terms(x, y) for elbo in elbos)
+    assert theirs.kl_z.item() == pytest.approx(ours.kl_z.item()) != 0
+
+
+def test_a_layer_with_a_matrix_of_its_own_states_it_as_its_gain() -> None:
+    """A rule may name a linear layer as its Jacobian, and the residual sum then knows its mean matrix."""
+
+    class Wrapped(nn.Module):
+        def __init__(self, inner: nn.Linear) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    class Sum(nn.Module):
+        def __init__(self, side: nn.Module) -> None:
+            super().__init__()
+            self.side = side
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.side(x)
+
+    torch.manual_seed(0)
+    linear, x = nn.Linear(3, 3), vp.Gaussian(torch.randn(2, 3), torch.rand(2, 3))
+    rule = vp.Rule(
+        lambda method, module, x: method(module.inner, x), "exact", gain=lambda call: call.operation.inner
+    )
+    method = vp.DVI | {Wrapped: rule}
+    torch.testing.assert_close(method(Sum(Wrapped(linear)), x).var, vp.DVI(Sum(linear), x).var)
+    exact = (torch.eye(3) + linear.weight).square() @ x.var.T
+    torch.testing.assert_close(method(Sum(Wrapped(linear)), x).var, exact.T)
+
+
+def test_a_method_is_told_from_its_changed_copy_by_its_key() -> None:
+    assert (vp.PBP | {}).key == vp.PBP.key == "pbp"
+    assert (vp.PBP | {Bend: by_quadrature}).key is None
+    assert (vp.PBP | {}).scaled
