@@ -65,7 +65,7 @@ def test_a_users_noise_counts_in_correlated() -> None:
     net = vp.variational(nn.Sequential(nn.Linear(3, 6), Bend(), nn.Linear(6, 2)), logvar=0.0)
     x = torch.randn(4, 3)
     stated, silent = (vp.correlated(net, x, method=method) for method in (STATED, SILENT))
-    torch.testing.assert_close(stated.var, STATED(net, x).var)
+    torch.testing.assert_close(stated.var, STATED(net, x).var, rtol=1e-3, atol=0)
     assert not difference(stated, draws(net, x))
     assert (silent.var < 0.99 * stated.var).all()
 
