@@ -62,7 +62,7 @@ def test_a_users_gain_corrects_a_residual_sum() -> None:
 def test_a_users_noise_counts_in_correlated() -> None:
     """What the slope of tanh leaves of the variance, which for one hidden layer makes `correlated` exact."""
     torch.manual_seed(0)
-    net = vp.variational(nn.Sequential(nn.Linear(3, 6), Bend(), nn.Linear(6, 2)), logvar=0.0)
+    net = vp.variational(nn.Sequential(nn.Linear(3, 6), Bend(), nn.Linear(6, 2)), logvar=-1.0)
     with torch.no_grad():
         net[2].weight_logvar.fill_(-9.0)
     x = torch.randn(4, 3)
