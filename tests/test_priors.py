@@ -1,6 +1,7 @@
 """Each divergence against torch.distributions, sampling or quadrature."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -54,6 +55,16 @@ def test_normal(precision):
 def test_fan_in_is_normal_with_a_variance_by_the_number_of_inputs(shape, inputs):
     q = posterior(*shape)
     torch.testing.assert_close(priors.FanIn(gain=3.0).kl(q), priors.Normal(precision=inputs / 3.0).kl(q))
+
+
+def test_fan_in_follows_the_layer_where_the_posterior_knows_it():
+    q = replace(posterior(4, 6), fan_in=30.0)
+    torch.testing.assert_close(priors.FanIn(gain=3.0).kl(q), priors.Normal(precision=10.0).kl(q))
+
+
+def test_fan_in_of_an_embedding_without_its_padding_row_is_still_one():
+    ((_, q),) = vp.posteriors(vp.variational(nn.Embedding(5, 3, padding_idx=0)))
+    torch.testing.assert_close(priors.FanIn(gain=2.0).kl(q.random), priors.Normal(precision=0.5).kl(q.random))
 
 
 def test_normal_is_zero_at_the_prior_and_positive_elsewhere():

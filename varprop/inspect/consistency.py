@@ -7,7 +7,7 @@ reports good predictions from weights that no ReLU network could predict with (`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..methods.maxima import MAXIMA
 from ..methods.moments import MAX_POOLS, PIECEWISE, piecewise
 from ..methods.pbp import PBP
 from ..objectives import ELBO
-from ..posterior import Posterior, draw, is_random, posteriors
+from ..posterior import draw, is_random, posteriors
 from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture
 from ..priors import Prior
 from .metrics import log_likelihood, rmse
@@ -291,7 +291,7 @@ def _at_prior(prior: Prior, layer: nn.Module) -> Tensor:
     """
     q = next(q for _, q in posteriors(layer))
     logvar = q.logvar.detach().expand_as(q.mean).clone().requires_grad_()
-    (slope,) = torch.autograd.grad(prior.kl(Posterior(q.mean.detach(), logvar, q.scales)), logvar)
+    (slope,) = torch.autograd.grad(prior.kl(replace(q, mean=q.mean.detach(), logvar=logvar)), logvar)
     ratio = 1 + 2 * slope
     axis = 1 if getattr(layer, "transposed", False) else 0
     return ratio.movedim(axis, 0).flatten(1).mean(1) >= AT_PRIOR
