@@ -1,8 +1,9 @@
-"""How far do the inputs of shared weights deviate together? `python -m experiments.positions`.
+"""How correlated are the deviations at different positions of an image? `python -m experiments.positions`.
 
-`vp.correlated` takes the deviations of one feature at two positions as correlated by a half, in what is of second order. Networks with
-He's initial weights, on normal noise and on smooth images, narrow and wide posteriors: predicted over sampled variance with DVI, and with
-`correlated` at correlations 0, a half and 1. It prints the table and writes experiments/results/accuracy/positions.json.
+In its second-order terms, `vp.correlated` assumes that the deviations of one feature at two positions have
+correlation 0.5. This experiment takes networks with He initialisation, normal noise and smooth images, narrow
+and wide posteriors, and computes the ratio of predicted to sampled variance for DVI and for `correlated` with
+correlations 0, 0.5 and 1. It prints the table and writes experiments/results/accuracy/positions.json.
 """
 
 from __future__ import annotations
@@ -59,9 +60,8 @@ def measure(name: str, images: str, logvar: float, draws: int) -> dict[str, Any]
     net, x, sampled = vp.variational(NETWORKS[name](), logvar, init="he").eval(), IMAGES[images](), Moments()
     generator = torch.Generator().manual_seed(1)
     for start in range(0, draws, CHUNK):
-        sampled.add(
-            vmap(lambda w: functional_call(net, w, (x,)))(draw(net, min(CHUNK, draws - start), generator))
-        )
+        weights = draw(net, min(CHUNK, draws - start), generator)
+        sampled.add(vmap(lambda w: functional_call(net, w, (x,)))(weights))
 
     def by(f: vp.Gaussian) -> float:
         return compared(f, *sampled.result())["var_ratio"]
@@ -80,27 +80,12 @@ def measure(name: str, images: str, logvar: float, draws: int) -> dict[str, Any]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    head = [
-        "network",
-        "images",
-        "log-variance",
-        "DVI",
-        *(f"correlated, {correlation:g}" for correlation in CORRELATIONS),
-    ]
-    return markdown(
-        [
-            head,
-            *(
-                [
-                    row["network"],
-                    row["images"],
-                    f"{row['logvar']:g}",
-                    *(f"{value:.2f}" for value in (row["dvi"], *row["correlated"])),
-                ]
-                for row in rows
-            ),
-        ]
-    )
+    titles = [f"correlated, {correlation:g}" for correlation in CORRELATIONS]
+    lines = [["network", "images", "log-variance", "DVI", *titles]]
+    for row in rows:
+        ratios = [f"{value:.2f}" for value in (row["dvi"], *row["correlated"])]
+        lines.append([row["network"], row["images"], f"{row['logvar']:g}", *ratios])
+    return markdown(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
