@@ -1,12 +1,11 @@
 """How close are the moments of single layers to Monte Carlo estimates?
 
 One layer stands behind a random convolution or linear layer. `python -m experiments.accuracy` samples all
-weights 20,000 times, each sample being one network for the whole
-batch, and compares the mean and variance of every output with those of one pass. DVI is compared with the
-sampled networks themselves, VBP with its own model: the same networks with every gate fixed by the mean of
-its input. It prints the table and writes experiments/results/accuracy/layers.json. Variances are summed over
-all outputs before their ratio is taken; errors of the mean are in units of the sampled standard deviation,
-averaged over outputs.
+weights 20,000 times, each sample being one network for the whole batch, and compares the mean and variance of
+every output with those of one pass. DVI is compared with the sampled networks themselves, VBP with its own
+model: the same networks with every gate fixed by the mean of its input. It prints the table and writes
+experiments/results/accuracy/layers.json. Variances are summed over all outputs before their ratio is taken;
+errors of the mean are in units of the sampled standard deviation, averaged over outputs.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def of_the_library(name: vp.likelihoods.Approximation) -> Approximation:
 
 
 def pairwise(m: Tensor, v: Tensor) -> Tensor:
-    """MacKay's sigmoid for all pairs of classes, combined and rescaled (Lu, Ie and Sha 2020, mean-field 1)."""
+    """MacKay's sigmoid for pairs of classes, combined and rescaled (Lu, Ie and Sha 2020, mean-field 1)."""
     spread = torch.sqrt(1 + math.pi / 8 * (v.unsqueeze(2) + v.unsqueeze(1)))
     odds = (m.unsqueeze(1) - m.unsqueeze(2)) / spread
     diagonal = torch.eye(m.shape[1], dtype=torch.bool)

@@ -67,7 +67,7 @@ class Recipe:
     """For the small sets and for the large ones."""
     schedule: Literal["constant", "cosine"] = "constant"
     settle: float = 0.0
-    """Share of the epochs with constant noise before heteroscedastic noise, which would absorb early errors."""
+    """Share of the epochs with constant noise; heteroscedastic noise from the start would absorb errors."""
     kl_z_weight: float = 0.0
     members: int = 1
 

@@ -24,7 +24,7 @@ def test_only_log_variances_are_added_and_the_means_stay() -> None:
     assert set(net.state_dict()) - set(before) == {"0.weight_logvar", "2.weight_logvar"}
 
 
-def test_log_variances_are_drawn_as_in_the_paper() -> None:
+def test_log_variances_are_initialised_as_in_the_paper() -> None:
     net = vp.variational(nn.Linear(200, 200))
     assert net.weight_logvar.mean().item() == pytest.approx(-9, abs=1e-4)
     assert net.weight_logvar.std().item() == pytest.approx(1e-3, rel=0.05)
