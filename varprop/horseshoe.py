@@ -42,12 +42,18 @@ class Scales(nn.Module):
         """Mean and variance of the layer's scale."""
         return _root_moments(self.layer_mean, self.layer_logvar)
 
-    def sample(self, layer: nn.Linear | _ConvNd, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """n samples of what each weight of the layer is multiplied by, ready to broadcast over n weights."""
-        group = _sample_root(self.group_mean, self.group_logvar, n, generator)
-        whole = _sample_root(self.layer_mean, self.layer_logvar, n, generator)
-        group, dims = _along_weight(layer, group), 1 + layer.weight.dim()
-        return group.view(*group.shape, *(1,) * (dims - group.dim())) * whole.view(n, *(1,) * (dims - 1))
+    def multiply(
+        self, layer: nn.Linear | _ConvNd, w: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Samples w of the layer's normal weights, stacked in front, times samples of the scales."""
+        group = _sample_root(self.group_mean, self.group_logvar, len(w), generator)
+        whole = _sample_root(self.layer_mean, self.layer_logvar, len(w), generator)
+        group = _along_weight(layer, group)
+        return (
+            w
+            * group.view(*group.shape, *(1,) * (w.dim() - group.dim()))
+            * whole.view(-1, *(1,) * (w.dim() - 1))
+        )
 
 
 def _root_moments(log_mean: Tensor, log_logvar: Tensor) -> Gaussian:

@@ -303,7 +303,7 @@ def draw(net: nn.Module, n: int, generator: torch.Generator | None = None) -> di
         weights[name] = q.mean + q.std * noise
         if q.scales is not None:
             layer: Layer = net.get_submodule(name.rpartition(".")[0])
-            weights[name] = weights[name] * q.scales.sample(layer, n, generator)
+            weights[name] = q.scales.multiply(layer, weights[name], generator)
     return weights
 
 
