@@ -266,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--draws", type=int, default=20_000)
+    parser.add_argument("--draws", type=int, default=20_000, help="Monte Carlo samples")
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "accuracy")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -130,12 +130,12 @@ class Gated(nn.Module):
 
 
 @torch.no_grad()
-def measure(net: nn.Module, x: Tensor, draws: int) -> dict[str, dict[str, float]]:
+def measure(net: nn.Module, x: Tensor, samples: int) -> dict[str, dict[str, float]]:
     gated = Gated(net, Gates(net, x))
     real, own = Moments(), Moments()
     generator = torch.Generator().manual_seed(1)
-    for start in range(0, draws, CHUNK):
-        weights = draw(net, min(CHUNK, draws - start), generator)
+    for start in range(0, samples, CHUNK):
+        weights = draw(net, min(CHUNK, samples - start), generator)
         real.add(vmap(lambda w: functional_call(net, w, (x,)))(weights))
         own.add(vmap(lambda w: functional_call(gated, {f"net.{k}": v for k, v in w.items()}, (x,)))(weights))
     moments = {"dvi": real, "correlated": real, "cvbp": real, "vbp": own}
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m experiments.networks", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--draws", type=int, default=20_000)
+    parser.add_argument("--draws", type=int, default=20_000, help="Monte Carlo samples")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "accuracy")
     options = parser.parse_args(arguments)

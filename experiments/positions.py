@@ -55,19 +55,19 @@ IMAGES: dict[str, Callable[[], Tensor]] = {
 
 
 @torch.no_grad()
-def measure(name: str, images: str, logvar: float, draws: int) -> dict[str, Any]:
+def measure(name: str, images: str, logvar: float, samples: int) -> dict[str, Any]:
     torch.manual_seed(0)
     net, x, sampled = vp.variational(NETWORKS[name](), logvar, init="he").eval(), IMAGES[images](), Moments()
     generator = torch.Generator().manual_seed(1)
-    for start in range(0, draws, CHUNK):
-        weights = draw(net, min(CHUNK, draws - start), generator)
+    for start in range(0, samples, CHUNK):
+        weights = draw(net, min(CHUNK, samples - start), generator)
         sampled.add(vmap(lambda w: functional_call(net, w, (x,)))(weights))
 
     def by(f: vp.Gaussian) -> float:
         return compared(f, *sampled.result())["var_ratio"]
 
     def assuming(correlation: float) -> float:
-        with patch.object(sys.modules["varprop.correlated"], "TOGETHER", correlation):
+        with patch.object(sys.modules[vp.correlated.__module__], "TOGETHER", correlation):
             return by(vp.correlated(net, x))
 
     return {
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m experiments.positions", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--draws", type=int, default=10_000)
+    parser.add_argument("--draws", type=int, default=10_000, help="Monte Carlo samples")
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "accuracy")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

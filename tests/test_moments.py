@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 from collections.abc import Callable
 from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -25,6 +27,13 @@ PIECEWISE = {
     "softshrink": moments.Piecewise((-0.5, 0.5), (1.0, 0.0, 1.0)),
     "four pieces": moments.Piecewise((-1.0, 0.3, 1.5), (0.5, -1.0, 2.0, 0.1), 0.7),
 }
+
+
+def test_no_function_shares_its_name_with_a_module() -> None:
+    modules = [module.name for module in pkgutil.iter_modules(moments.__path__)]
+    assert "piecewise" in modules
+    assert all(isinstance(getattr(moments, name), ModuleType) for name in modules)
+    assert not {*modules} & {*moments.__all__}
 
 
 def gaussian(m: float, v: float, dtype: torch.dtype = torch.float64) -> Gaussian:

@@ -9,30 +9,16 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
 from .gaussian import Activation, Gaussian
 from .horseshoe import Scales
 from .moments import FactoredWeight, Outer, Weight, per_channel
 
-_WEIGHT_AND_BIAS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
-RANDOM_LAYERS = (
-    *_WEIGHT_AND_BIAS,
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.MultiheadAttention,
-    nn.RNNBase,
-    nn.RNNCellBase,
-)
+_AFFINE = (nn.Linear, _ConvNd)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+RANDOM_LAYERS = (*_AFFINE, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, *_RECURRENT)
 """The layers whose weights `variational` can make random."""
 
 Form = Literal["full", "factored", "horseshoe"]
@@ -146,7 +132,7 @@ def variational(
 
 
 def _check_layer(name: str, layer: nn.Module, posterior: Form) -> None:
-    if posterior == "horseshoe" and not isinstance(layer, _WEIGHT_AND_BIAS):
+    if posterior == "horseshoe" and not isinstance(layer, _AFFINE):
         raise ValueError(
             f"variational: layer {name!r}, a {type(layer).__name__}, has no horseshoe posterior; "
             "leave it out with where=."
@@ -162,7 +148,7 @@ def _randomise(layer: Layer, logvar: float, posterior: Form, init: str | None, b
         layer.register_parameter(name, nn.Parameter(like.new_empty(shape).normal_(centre, 1e-3)))
 
     names = [*_weight_names(layer), *(_bias_names(layer) if biases else ())]
-    if isinstance(layer, _WEIGHT_AND_BIAS):
+    if isinstance(layer, _AFFINE):
         weight: Tensor = layer.weight
         if init == "he":
             _initialise(layer)
@@ -191,7 +177,7 @@ def _initialise(layer: Layer) -> None:
 def _weight_names(layer: nn.Module) -> Sequence[str]:
     if isinstance(layer, nn.MultiheadAttention):
         return "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
-    if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+    if isinstance(layer, _RECURRENT):
         return [name for name in layer._parameters if name.startswith("weight")]
     return ("weight",)
 
@@ -199,7 +185,7 @@ def _weight_names(layer: nn.Module) -> Sequence[str]:
 def _bias_names(layer: nn.Module) -> Sequence[str]:
     if isinstance(layer, nn.MultiheadAttention):
         return ("in_proj_bias",)
-    if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
+    if isinstance(layer, _RECURRENT):
         return [name for name in layer._parameters if name.startswith("bias")]
     return ("bias",) if hasattr(layer, "bias") else ()
 

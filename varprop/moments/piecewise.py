@@ -36,10 +36,8 @@ class Piecewise:
     @property
     def bends(self) -> list[tuple[float, float | Tensor]]:
         """Each knot with the change of slope there."""
-        return [
-            (knot, after - before)
-            for knot, (before, after) in zip(self.knots, pairwise(self.slopes), strict=True)
-        ]
+        changes = [after - before for before, after in pairwise(self.slopes)]
+        return list(zip(self.knots, changes, strict=True))
 
     def __call__(self, x: Tensor) -> Tensor:
         first = self.slopes[0] * (x - self.knots[0]) + self.level
