@@ -48,12 +48,9 @@ class Scales(nn.Module):
         """Samples w of the layer's normal weights, stacked in front, times samples of the scales."""
         group = _sample_root(self.group_mean, self.group_logvar, len(w), generator)
         whole = _sample_root(self.layer_mean, self.layer_logvar, len(w), generator)
-        group = _along_weight(layer, group)
-        return (
-            w
-            * group.view(*group.shape, *(1,) * (w.dim() - group.dim()))
-            * whole.view(-1, *(1,) * (w.dim() - 1))
-        )
+        for scale in (_along_weight(layer, group), whole):
+            w = w * scale.view(*scale.shape, *(1,) * (w.dim() - scale.dim()))
+        return w
 
 
 def _root_moments(log_mean: Tensor, log_logvar: Tensor) -> Gaussian:

@@ -101,8 +101,9 @@ def softmax_quadrature(f: Gaussian, points: int = 36, nodes: int = 12) -> tuple[
 
     Add an independent Gumbel variable g_c to each logit. Then softmax(f)_c is the probability that f_c + g_c
     is the largest, and the entropy of softmax(f) is the expected g of the largest minus Euler's constant. For
-    independent logits both are integrals over the value t of the largest, with integrand Π_j P(f_j + g_j <
-    t), which the trapezoidal rule evaluates at `points` values of t and `nodes` values of each f.
+    independent logits both are integrals over the value t of the largest, whose integrands have a factor
+    P(f_j + g_j < t) for each other class j. The trapezoidal rule evaluates them at `points` values of t and
+    `nodes` values of each f.
     """
     m, s = f.mean, f.std
     low, high = (m - 4 * s).amax(1, keepdim=True) - 3, (m + 4 * s).amax(1, keepdim=True) + 12
@@ -129,8 +130,8 @@ def _logit_plus_gumbel(f: Gaussian, t: Tensor, nodes: int) -> tuple[Tensor, Tens
         below += below_here
         density += density_here
         noise += g * density_here
-    # Beyond a variance of 16 the nodes are too far apart, but f is then so much wider than g that f + g is
-    # normal.
+    # Beyond a variance of 16 the nodes lie too far apart, but f + g is close to normal, as f is much wider
+    # than g.
     wide, gumbel_var = v > 16, math.pi**2 / 6
     total_var = v + gumbel_var
     u = (distance - EULER) / total_var.sqrt()
