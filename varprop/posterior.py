@@ -134,7 +134,7 @@ def variational(
 def _check_layer(name: str, layer: nn.Module, posterior: Form) -> None:
     if posterior == "horseshoe" and not isinstance(layer, _AFFINE):
         raise ValueError(
-            f"variational: layer {name!r}, a {type(layer).__name__}, has no horseshoe posterior; "
+            f"variational: layer {name!r}, {type(layer).__name__}, has no horseshoe posterior; "
             "leave it out with where=."
         )
     if any(is_lazy(p) for p in layer.parameters(recurse=False)):

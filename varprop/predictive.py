@@ -270,7 +270,7 @@ def per_datum(log_prob: Tensor) -> Tensor:
 def check_shape(y: Tensor, shape: torch.Size) -> None:
     if y.shape != shape:
         raise ValueError(
-            f"target has shape {tuple(y.shape)}, but the prediction needs {tuple(shape)}; "
+            f"target has shape {tuple(y.shape)}, the prediction needs {tuple(shape)}; "
             "reshape the target (y.unsqueeze(-1) adds an axis)."
         )
 
