@@ -44,7 +44,7 @@ class FanIn(Prior):
     """w ~ N(0, gain/n), where n is the fan-in: how many inputs an output of the layer sums over (Eq. 14).
 
     With weights from this prior and gain 1, the outputs of a layer are as large as its inputs, however wide
-    it is: weights that the data say nothing about can return to their prior. Biases and embeddings have n = 1.
+    it is: weights that the data say nothing about can return to their prior. Biases and embeddings: n = 1.
 
     `posteriors(net)` fills in the fan-in from each layer (see `posterior.fan_in`). A `Posterior` made by hand
     without one counts all dimensions of the tensor but the first, torch's layout for the outputs.
