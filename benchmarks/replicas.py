@@ -1,6 +1,7 @@
-"""Twenty boston splits trained at once, against one after another: `python -m benchmarks.replicas`.
+"""Twenty boston splits trained at once against one after another: `python -m benchmarks.replicas`.
 
-The two are interleaved, so that whatever else the machine does falls on both. Alone, a network is trained by the leanest plain loop.
+The runs are interleaved, so that other load on the machine affects both. A single network is trained by a
+minimal loop.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -31,12 +33,14 @@ def alone(elbo: vp.ELBO, x: torch.Tensor, y: torch.Tensor, epochs: int, batch_si
             optimiser.zero_grad()
             elbo.loss(terms).backward()
             optimiser.step()
-            statistic += elbo.likelihood.statistic(terms.f, y[batch]).detach() * (len(batch) / n)  # type: ignore[union-attr]
+            of_batch = elbo.likelihood.statistic(terms.f, y[batch])
+            assert of_batch is not None
+            statistic += of_batch.detach() * (len(batch) / n)
         elbo.likelihood.update(statistic)
 
 
 def timed(train: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock and of the processor."""
+    """Wall-clock seconds and processor seconds."""
     clock, processor = time.perf_counter(), time.process_time()
     train()
     return time.perf_counter() - clock, time.process_time() - processor
@@ -56,20 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def objectives() -> list[vp.ELBO]:
         return [recipe.objective(n, features, 50, seed) for seed in seeds]
 
+    all_at_once = partial(vp.replicas.fit, epochs=epochs, batch_size=batch, seeds=seeds)
     one_by_one, at_once = [], []
     for k, elbo in enumerate(objectives()):
-        one_by_one.append(
-            timed(lambda elbo=elbo, k=k: alone(elbo, splits.x[k], splits.y[k], epochs, batch, seeds[k]))
-        )  # type: ignore[misc]
+        one_by_one.append(timed(partial(alone, elbo, splits.x[k], splits.y[k], epochs, batch, seeds[k])))
         if k % 5 == 2:
-            members = objectives()
-            at_once.append(
-                timed(
-                    lambda m=members: vp.replicas.fit(
-                        m, splits.x, splits.y, epochs=epochs, batch_size=batch, seeds=seeds
-                    )
-                )
-            )  # type: ignore[misc]
+            at_once.append(timed(partial(all_at_once, objectives(), splits.x, splits.y)))
     clock, processor = (
         sum(alone[i] for alone in one_by_one) / median(run[i] for run in at_once) for i in (0, 1)
     )

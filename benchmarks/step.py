@@ -1,6 +1,7 @@
-"""What a training step costs by each method, against VBP's: `python -m benchmarks.step`.
+"""The cost of a training step with each method, relative to VBP: `python -m benchmarks.step`.
 
-Steps of all methods are interleaved, so that whatever else the machine does falls on all of them; medians of one thread's time.
+The steps of all methods are interleaved, so that other load on the machine affects all of them. Times are
+medians of processor time on one thread.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ NETWORKS = {"mlp": mlp, "lenet": lenet}
 
 
 class Step:
-    """A network in training by one method."""
+    """A network and its optimiser, trained with one method."""
 
     def __init__(self, network: str, method: vp.Method, compile: bool) -> None:
         torch.manual_seed(0)
         net, self.x, self.y, likelihood = NETWORKS[network]()
-        if method is not vp.DETERMINISTIC:
+        if not method.deterministic:
             vp.variational(net)
         self.elbo = vp.ELBO(net, method, likelihood, vp.priors.Normal(10.0), n_data=1000)
         self.loss = torch.compile(self.elbo) if compile else self.elbo
@@ -58,7 +59,7 @@ class Step:
 
 
 def measure(network: str, steps: int, compile: bool) -> dict[str, float]:
-    """Median seconds of a step by each method."""
+    """The median seconds of a step with each method."""
     contestants = {name: Step(network, method, compile) for name, method in METHODS.items()}
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for k in range(steps + 3):

@@ -1,9 +1,11 @@
-"""How near are the moments to those of sampled networks? One layer after a convolution or a linear layer, all weights random.
+"""How close are the moments of single layers to Monte Carlo estimates?
 
-`python -m experiments.accuracy` draws all weights 20,000 times, each draw one network for the whole batch, and compares mean and variance
-of every output with those of a pass: DVI with the networks themselves, VBP with its own model, the same networks with every gate set by the
-mean of its input. It prints the table and writes experiments/results/accuracy/layers.json. The ratio of variances is that of their sums
-over all outputs; the error of the mean is averaged over outputs, in units of the sampled standard deviation.
+One layer stands behind a random convolution or linear layer. `python -m experiments.accuracy` samples all
+weights 20,000 times, each sample being one network for the whole batch, and compares the mean and variance of
+every output with those of one pass. DVI is compared with the sampled networks themselves, VBP with its own
+model: the same networks with every gate fixed by the mean of its input. It prints the table and writes
+experiments/results/accuracy/layers.json. Variances are summed over all outputs before their ratio is taken;
+errors of the mean are in units of the sampled standard deviation, averaged over outputs.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 import varprop as vp
-from varprop.gaussian import Gaussian, as_gaussian
+from varprop.gaussian import Activation, Gaussian, as_gaussian
 from varprop.methods.rules.activations import PIECEWISE, SMOOTH, piecewise
 from varprop.posterior import draw
 
@@ -31,12 +34,12 @@ LOGVAR = -4.0
 CHUNK = 500
 
 
-# ------------------------------------------------------------------------------------------------------------------- the cases
+# -------------------- the cases
 
 
 @dataclass(frozen=True)
 class Front:
-    """A layer with random weights, and the shape of its input."""
+    """A first layer with random weights, and the shape of its input."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -57,7 +60,7 @@ INPUTS: dict[str, Callable[[tuple[int, ...]], Tensor]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A layer behind a front, on one kind of input."""
+    """A layer behind a front, with one kind of input."""
 
     layer: Callable[[], nn.Module]
     front: str = "conv"
@@ -82,29 +85,34 @@ class Case:
 
 
 class Output(nn.Module):
-    """A recurrent layer without its last states, or attention of a sequence to itself without its weights."""
+    """The first output of a recurrent layer or of self-attention, without states or attention weights."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
-    def arguments(self, x: Any) -> tuple[Any, ...]:
+    def arguments(self, x: Activation) -> tuple[Activation, ...]:
         return (x, x, x) if isinstance(self.inner, nn.MultiheadAttention) else (x,)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(*self.arguments(x))[0]
 
 
-def output(method: vp.Method, module: Output, x: Any) -> Any:
+def output(method: vp.Method, module: Output, x: Activation) -> Activation:
     return method(module.inner, *module.arguments(x))[0]
 
 
 def settle(layer: nn.Module, x: Gaussian) -> None:
-    """Give a layer with running statistics those of this batch."""
+    """Set the running statistics of a batch normalisation to those of this batch."""
     if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
         layer.momentum = 1.0
         vp.DVI(layer.train(), x)
         layer.eval()
+
+
+def recurrent(kind: type[nn.RNNBase]) -> Output:
+    make: Callable[..., nn.RNNBase] = kind
+    return Output(make(8, 8, batch_first=True))
 
 
 ELEMENTWISE = [*(kind for kind in PIECEWISE if kind is not nn.Softshrink), *SMOOTH]
@@ -129,22 +137,17 @@ LAYERS = [
     Case(lambda: nn.Embedding(10, 4), "none", "index"),
     Case(lambda: Output(nn.MultiheadAttention(8, 2, batch_first=True)), "linear over time"),
     Case(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), "linear over time"),
-    *(
-        Case(lambda kind=kind: Output(kind(8, 8, batch_first=True)), "linear over time")
-        for kind in (nn.RNN, nn.LSTM, nn.GRU)
-    ),  # type: ignore[misc]
+    *(Case(partial(recurrent, kind), "linear over time") for kind in (nn.RNN, nn.LSTM, nn.GRU)),
 ]
 
 
-# ------------------------------------------------------------------------------------------------------------------- sampling
-
-Draws = Iterator[tuple[Tensor, Tensor]]
+# -------------------- sampling
 
 
-def draws(front: nn.Module, layer: nn.Module, x: Tensor, n: int) -> Draws:
-    """Outputs of the front and of the layer for n draws of all weights, some at a time."""
-    whole = nn.RNNBase, nn.TransformerEncoderLayer  # their kernels cannot be mapped over weights
-    runs = _one_by_one if any(isinstance(m, whole) for m in layer.modules()) else _mapped
+def sampled(front: nn.Module, layer: nn.Module, x: Tensor, n: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs of the front and of the layer for n samples of all weights, in chunks."""
+    fused = nn.RNNBase, nn.TransformerEncoderLayer  # vmap cannot map their kernels over weights
+    runs = _one_by_one if any(isinstance(m, fused) for m in layer.modules()) else _mapped
     for start in range(0, n, CHUNK):
         yield runs(front, layer, x, min(CHUNK, n - start))
 
@@ -154,9 +157,8 @@ def _mapped(front: nn.Module, layer: nn.Module, x: Tensor, n: int) -> tuple[Tens
         hidden = functional_call(front, ours, (x,))
         return hidden, functional_call(layer, theirs, (hidden,))
 
-    out: tuple[Tensor, Tensor] = vmap(run, randomness="different")(
-        draw(front, n), draw(layer, n), torch.zeros(n)
-    )
+    weights = draw(front, n), draw(layer, n)
+    out: tuple[Tensor, Tensor] = vmap(run, randomness="different")(*weights, torch.zeros(n))
     return out
 
 
@@ -172,25 +174,27 @@ def _one_by_one(front: nn.Module, layer: nn.Module, x: Tensor, n: int) -> tuple[
 
 
 def gated(layer: nn.Module, mean: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """VBP's model of a layer with gates: the piece or the winner that the mean of its input picks, whatever the input is."""
+    """VBP's model of a layer with gates: the mean of the input picks the piece or the largest entry."""
     if isinstance(layer, tuple(PIECEWISE)):
         pieces = piecewise(layer)
         return lambda h: pieces(mean) + pieces.slope(mean) * (h - mean)
     if isinstance(layer, nn.MaxPool2d):
         _, winners = nn.MaxPool2d(layer.kernel_size, return_indices=True)(mean)
-        return lambda h: (
-            h.flatten(-2)
-            .gather(-1, winners.flatten(-2).expand(len(h), *winners.shape[:-2], -1))
-            .view(len(h), *winners.shape)
-        )
+
+        def pick(h: Tensor) -> Tensor:
+            index = winners.flatten(-2).expand(len(h), *winners.shape[:-2], -1)
+            return h.flatten(-2).gather(-1, index).view(len(h), *winners.shape)
+
+        return pick
     return None
 
 
 class Moments:
-    """Mean and variance of draws that come in parts."""
+    """Mean and variance of samples that arrive in chunks."""
 
     def __init__(self) -> None:
-        self.n, self.sums = 0, []  # type: ignore[var-annotated]
+        self.n = 0
+        self.sums: list[tuple[Tensor, Tensor]] = []
 
     def add(self, y: Tensor) -> None:
         y = y.double()
@@ -205,7 +209,7 @@ class Moments:
         return self.shift + first, (second - first.square()) * self.n / (self.n - 1)
 
 
-# ------------------------------------------------------------------------------------------------------------------- comparing
+# -------------------- comparing
 
 
 def compared(f: Gaussian, mean: Tensor, var: Tensor) -> dict[str, float]:
@@ -227,7 +231,7 @@ def measure(case: Case, n: int) -> dict[str, Any]:
     model = gated(layer, hidden)
     real, own = Moments(), Moments()
     torch.manual_seed(1)
-    for h, y in draws(front, layer, x, n):
+    for h, y in sampled(front, layer, x, n):
         real.add(y)
         if model is not None:
             own.add(model(h))
@@ -239,7 +243,7 @@ def measure(case: Case, n: int) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """One line for each case; of a module with parts only its name."""
+    """One line for each case; a module with submodules is shown by its name only."""
     lines = [
         "| front | input | layer | DVI: variance | 5 to 95 % | mean | VBP: variance | mean |",
         "|---" * 8 + "|",
@@ -247,8 +251,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         d, v, layer = row["dvi"], row["vbp"], row["layer"].split("(  ")[0]
         lines.append(
-            f"| {row['front']} | {row['input']} | {layer} | {d['var_ratio']:.3f} | {d['low']:.2f} to {d['high']:.2f} "
-            f"| {d['mean_error']:.3f} | {v['var_ratio']:.3f} | {v['mean_error']:.3f} |"
+            f"| {row['front']} | {row['input']} | {layer} | {d['var_ratio']:.3f} "
+            f"| {d['low']:.2f} to {d['high']:.2f} | {d['mean_error']:.3f} "
+            f"| {v['var_ratio']:.3f} | {v['mean_error']:.3f} |"
         )
     return "\n".join(lines)
 
@@ -261,11 +266,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--draws", type=int, default=20_000)
+    parser.add_argument("--draws", type=int, default=20_000, help="Monte Carlo samples")
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "accuracy")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    torch.backends.mha.set_fastpath_enabled(False)  # another kernel that cannot be mapped
+    torch.backends.mha.set_fastpath_enabled(False)  # another kernel that vmap cannot map
     for group in options.groups:
         path = options.out / f"{group}.json"
         configuration = {

@@ -1,10 +1,11 @@
-"""A plain network, then the same calibrated with its means frozen: accuracy, log-likelihood and calibration error on the test part.
+"""A plain network before and after calibration with frozen means: accuracy, log-likelihood and ECE.
 
     python -m experiments.calibrate
 
-A network is trained with Adam (rate 0.001, batches of 128) without weight decay, until it is as sure of itself as such networks are. Rows
-that it has not seen then set the temperature of its softmax, for comparison, or the variances of its weights (`vp.calibrate` as it comes).
-A seed draws the rows and the start. Cells that are in the results are not computed again.
+A network is trained with Adam (rate 0.001, batches of 128) without weight decay until it is overconfident.
+Held-out rows then set the temperature of its softmax, for comparison, or the variances of its weights
+(`vp.calibrate` with its defaults). The seed decides which rows are held out and how the network is
+initialised. Existing results are not computed again.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ Rows = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """A data set in three parts, and the network for it."""
+    """A data set in three parts, and a network for it."""
 
     rows: Callable[[int], tuple[Rows, Rows, Rows]]
-    """Training, unseen and test rows of a seed."""
+    """Training, held-out and test rows for a seed."""
     net: Callable[[], nn.Sequential]
     epochs: int
 
@@ -41,16 +42,18 @@ class Task:
 def digits(seed: int) -> tuple[Rows, Rows, Rows]:
     x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    train, unseen, test = order.split([1000, 297, 500])
+    train, held_out, test = order.split([1000, 297, 500])
     x = x.float() / 8 - 1
-    return (x[train], y[train]), (x[unseen], y[unseen]), (x[test], y[test])
+    return (x[train], y[train]), (x[held_out], y[held_out]), (x[test], y[test])
 
 
 def fashion(seed: int) -> tuple[Rows, Rows, Rows]:
     x, y, x_test, y_test = data.fashion_mnist()
-    unseen, train = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).split([5000, 55000])
+    held_out, train = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).split(
+        [5000, 55000]
+    )
     x, x_test = ((images.float() / 255 - 0.286) / 0.353 for images in (x, x_test))
-    return (x[train], y[train]), (x[unseen], y[unseen]), (x_test, y_test)
+    return (x[train], y[train]), (x[held_out], y[held_out]), (x_test, y_test)
 
 
 def perceptron() -> nn.Sequential:
@@ -99,22 +102,22 @@ def scores(p: vp.predictive.Predictive, y: Tensor) -> dict[str, float]:
 
 
 def run(task: Task, seed: int, epochs: int) -> dict[str, dict[str, float]]:
-    """Scores on the test part, and the seconds that each step took."""
-    known, unseen, (x, y) = task.rows(seed)
+    """Scores on the test part, and how many seconds each step took."""
+    known, held_out, (x, y) = task.rows(seed)
     torch.manual_seed(seed)
     net = task.net()
     start = time.perf_counter()
     train(net, known, epochs)
     rows = {"plain": scores(plain(net, x), y) | {"seconds": time.perf_counter() - start}}
     start = time.perf_counter()
-    t = temperature(net, unseen)
+    t = temperature(net, held_out)
     rows["temperature"] = scores(plain(net, x, t), y) | {"seconds": time.perf_counter() - start}
     for name in ("vbp", "dvi"):
         again = task.net()
         again.load_state_dict(net.state_dict())
         start = time.perf_counter()
         elbo = vp.calibrate(
-            again, unseen, vp.likelihoods.Categorical(), method=vp.METHODS[name], progress=False
+            again, held_out, vp.likelihoods.Categorical(), method=vp.METHODS[name], progress=False
         )
         seconds = time.perf_counter() - start
         p = concatenate([elbo.predict(part) for part in x.split(500)])

@@ -1,10 +1,14 @@
-"""The cells of a table: one JSON file each, written whole or not at all, so that a killed run continues where it was."""
+"""The cells of the tables, one JSON file each.
+
+A file is written completely or not at all, so that an interrupted run continues where it stopped.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -16,8 +20,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def finished(path: Path, configuration: dict[str, Any]) -> bool:
-    """Whether the cell is there and was computed by this configuration."""
-    commit()  # noted before the computing: the tree may move on meanwhile
+    """Whether the cell exists and was computed with this configuration."""
+    commit()  # cached now, because the tree may change during a long computation
     return path.exists() and json.loads(path.read_text())["configuration"] == configuration
 
 
@@ -40,25 +44,26 @@ def machine() -> dict[str, Any]:
 
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
-    names = (
-        [
-            line.split(":")[1].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        if info.exists()
-        else []
-    )
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
 
 
 @cache
 def commit() -> str:
-    """The commit that the code is at; with a plus where its Python files differ from it."""
+    """The current commit, followed by a plus if there are uncommitted changes to Python files."""
 
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", *words], cwd=Path(__file__).parent.parent, capture_output=True, text=True
-        ).stdout.strip()
+        root = Path(__file__).parent.parent
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True).stdout.strip()
 
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--", "*.py") else "")
+
+
+def slug(title: str) -> str:
+    """A title as the name of a file: without punctuation, and with hyphens for spaces.
+
+    >>> slug("torch's initialisation, 2,000 steps x 0.1")
+    'torchs-initialisation-2000-steps-x-0.1'
+    """
+    return re.sub(r"[^\w. -]", "", title).replace(" ", "-")

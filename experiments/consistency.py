@@ -1,10 +1,11 @@
-"""Does the posterior that was trained predict what the method says? Own moments against exact ones, and what depends on it.
+"""Does the trained posterior predict what the method claims? The method's own moments against exact ones.
 
     python -m experiments.consistency
 
-Nine regression sets with one hidden layer, through the rows of `experiments.table1`; the small ones again with a gap in the data of one
-feature after the other; and two sets of images with a strided LeNet. Every row is one recipe. Results are in
-experiments/results/consistency and, for regression on the published splits, in experiments/results/table1.
+There are three parts: the nine regression sets with one hidden layer, using rows of `experiments.table1`; the
+small sets again with a gap in the data, for one feature after another; and two sets of images with a strided
+LeNet. Each row is one recipe. Results are in experiments/results/consistency and, for regression on the
+published splits, in experiments/results/table1.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.posterior import draw
+from varprop.predictive import ClassPredictive, concatenate
 
 from . import cells, data, table1
 from .tables import markdown
@@ -36,21 +38,20 @@ REGRESSION = {
     "CVBP": "cvbp",
     "CVBP, gates' divergence × 0.1": "cvbp-gates",
 }
-"""Rows of Table 1, all by one schedule."""
+"""Rows of Table 1 that share one schedule."""
 
 IMAGES: dict[str, tuple[vp.Method, float]] = {
     "vbp": (vp.VBP, 0.0),
     "dvi": (vp.DVI, 0.0),
     "cvbp": (vp.CVBP, 0.0),
 }
-"""Method and weight of the gates' divergence."""
+"""Each method with the weight of the gates' divergence."""
 
-EPOCHS, BATCH, DRAWS = 5, 128, 200
+EPOCHS, BATCH, SAMPLES = 5, 128, 200
 SHARES = (0.5, 0.75, 0.9)
 
-
 AWAY = {"VBP as in the paper": "vbp-cosine", "VBP, gates' divergence × 1": "vbp-gates-1", "DVI": "dvi-cosine"}
-"""Rows to compare away from the data."""
+"""Rows compared away from the data."""
 
 
 def away(row: str, name: str, epochs: int | None) -> list[dict[str, Any]]:
@@ -77,7 +78,7 @@ def lenet(seed: int) -> nn.Sequential:
 
 
 def images(kind: str, row: str, epochs: int, seed: int, rows: int | None) -> dict[str, Any]:
-    """Train on one set of images; audit, one drawn network, pruning and strangers on its test part."""
+    """Train on a set of images, then measure the audit, one sampled network, pruning and OOD detection."""
     x, y, x_test, y_test = (t[:rows] for t in data.mnist(kind))
     centre, scale = x.float().mean(), x.float().std()
 
@@ -97,7 +98,7 @@ def images(kind: str, row: str, epochs: int, seed: int, rows: int | None) -> dic
     start = time.perf_counter()
     vp.fit(elbo, (x, y), epochs=epochs, lr=1e-3, batch_size=BATCH, seed=seed, progress=False)
     seconds = time.perf_counter() - start
-    audit = vp.audit(elbo, x_test, y_test, samples=DRAWS, tolerance=0.01)
+    audit = vp.audit(elbo, x_test, y_test, samples=SAMPLES, tolerance=0.01)
     print(f"{kind} {row}, {seconds:.0f} s\n{audit}", flush=True)
     result = {
         "own": vars(audit.own),
@@ -117,31 +118,32 @@ def images(kind: str, row: str, epochs: int, seed: int, rows: int | None) -> dic
 
 @torch.no_grad()
 def error(elbo: vp.ELBO, x: Tensor, y: Tensor) -> float:
-    return (
-        (torch.cat([elbo.predict(part).probs for part in x.split(1000)]).argmax(1) != y)
-        .double()
-        .mean()
-        .item()
-    )  # type: ignore[attr-defined]
+    return float((_predict(elbo, x).probs.argmax(1) != y).double().mean())
+
+
+def _predict(elbo: vp.ELBO, x: Tensor) -> ClassPredictive:
+    p = concatenate([elbo.predict(part) for part in x.split(1000)])
+    assert isinstance(p, ClassPredictive)
+    return p
 
 
 @torch.no_grad()
-def one_draw(net: nn.Module, x: Tensor, y: Tensor, draws: int = 20) -> float:
-    """Mean error of single networks drawn from the posterior."""
-    weights = draw(net, draws, torch.Generator().manual_seed(0))
+def one_draw(net: nn.Module, x: Tensor, y: Tensor, samples: int = 20) -> float:
+    """Mean error of single networks sampled from the posterior."""
+    weights = draw(net, samples, torch.Generator().manual_seed(0))
     errors = []
-    for k in range(draws):
+    for k in range(samples):
         outputs = [
             torch.func.functional_call(net, {name: w[k] for name, w in weights.items()}, (part,))
             for part in x.split(1000)
         ]
         errors.append((torch.cat(outputs).argmax(1) != y).double().mean().item())
-    return sum(errors) / draws
+    return sum(errors) / samples
 
 
 @torch.no_grad()
 def pruned(elbo: vp.ELBO, share: float) -> vp.ELBO:
-    """Without the given share of the weights, those with the smallest |mean| / standard deviation: they become certain zeros."""
+    """A copy without the given share of the weights, those with the lowest signal-to-noise ratio."""
     elbo = deepcopy(elbo)
     ratios = torch.cat([(q.mean.abs() / q.var.sqrt()).flatten() for _, q in vp.posteriors(elbo.net)])
     least = ratios.quantile(share)
@@ -153,28 +155,31 @@ def pruned(elbo: vp.ELBO, share: float) -> vp.ELBO:
 
 @torch.no_grad()
 def auroc(elbo: vp.ELBO, known: Tensor, strange: Tensor) -> dict[str, float]:
-    """How well entropy and mutual information tell strangers from test images; also by networks drawn from the posterior."""
-    truth = torch.cat([torch.zeros(len(known)), torch.ones(len(strange))])
-    own: list[Any] = [elbo.predict(part) for part in torch.cat([known, strange]).split(1000)]
-    drawn = list(_averages(elbo.net, torch.cat([known, strange])))
+    """How well uncertainty tells out-of-distribution images from test images.
+
+    Measured by the entropy and the mutual information of the method's own prediction, and by the entropy of
+    the average over networks sampled from the posterior ("entropy_drawn").
+    """
+    x, truth = torch.cat([known, strange]), torch.cat([torch.zeros(len(known)), torch.ones(len(strange))])
+    own = _predict(elbo, x)
     scores = {
-        "entropy": torch.cat([p.entropy for p in own]),
-        "mutual_information": torch.cat([p.mutual_information for p in own]),
-        "entropy_drawn": torch.cat([torch.special.entr(p).sum(1) for p in drawn]),
+        "entropy": own.entropy,
+        "mutual_information": own.mutual_information,
+        "entropy_drawn": torch.cat([torch.special.entr(p).sum(1) for p in _averages(elbo.net, x)]),
     }
     return {name: float(roc_auc_score(truth, score)) for name, score in scores.items()}
 
 
-def _averages(net: nn.Module, x: Tensor, draws: int = 20) -> Iterator[Tensor]:
-    """Class probabilities averaged over drawn networks, for each part of the images."""
-    weights = draw(net, draws, torch.Generator().manual_seed(0))
+def _averages(net: nn.Module, x: Tensor, samples: int = 20) -> Iterator[Tensor]:
+    """Class probabilities averaged over sampled networks, for one chunk of images after another."""
+    weights = draw(net, samples, torch.Generator().manual_seed(0))
     run = torch.func.vmap(lambda w, part: torch.func.functional_call(net, w, (part,)), in_dims=(0, None))
     for part in x.split(500):
         yield run(weights, part).softmax(2).mean(0)
 
 
 def tables(folder: Path = cells.RESULTS) -> str:
-    """Own and exact log-likelihood of every row, and what else was measured on the images."""
+    """Own and exact log-likelihoods of every row, and the other measurements on images."""
     away = folder / "consistency" / "away"
     parts = (
         _own_and_exact(REGRESSION, data.SPLITS, folder / "table1"),
@@ -185,7 +190,7 @@ def tables(folder: Path = cells.RESULTS) -> str:
 
 
 def _own_and_exact(rows: dict[str, str], names: Iterable[str], folder: Path) -> str:
-    """Log-likelihoods and, in brackets, the shares of targets in the 90 % interval, averaged over the splits."""
+    """Log-likelihoods and, in brackets, the coverage of 90 % intervals, averaged over the splits."""
     lines = [["trained with", *names]]
     for title, row in rows.items():
         line = [title]
@@ -207,11 +212,11 @@ def _images(folder: Path) -> str:
         "images",
         "trained with",
         "error",
-        "log-likelihood: own / exact / drawn",
-        "error of one draw",
+        "log-likelihood: own / exact / Monte Carlo",
+        "error of one sample",
         "error, 50 / 75 / 90 % pruned",
     ]
-    lines = [[*head, "AUROC, own entropy: Fashion / K / notMNIST", "the same, drawn"]]
+    lines = [[*head, "AUROC, own entropy: Fashion / K / notMNIST", "the same, Monte Carlo"]]
     for path in sorted(folder.glob("*MNIST/*.json")):
         cell = json.loads(path.read_text())
         by = [cell[name]["log_likelihood"] for name in ("own", "exact", "sampled")]
@@ -223,15 +228,9 @@ def _images(folder: Path) -> str:
         ]
         line += [f"{cell['one_draw_error']:.2%}", _joined(cell["pruned_error"].values(), ".2%")]
         strangers = cell.get("auroc", {}).values()
-        lines.append(
-            [
-                *line,
-                *(
-                    _joined([scores[name] for scores in strangers], ".3f")
-                    for name in ("entropy", "entropy_drawn")
-                ),
-            ]
-        )
+        for name in ("entropy", "entropy_drawn"):
+            line.append(_joined([scores[name] for scores in strangers], ".3f"))
+        lines.append(line)
     return markdown(lines)
 
 
@@ -253,9 +252,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--methods", nargs="+", choices=IMAGES, default=list(IMAGES), metavar="ROW", help="for the images"
     )
     parser.add_argument("--runs", type=int, default=1, help="seeds, for the images")
-    parser.add_argument("--epochs", type=int, help="instead of the rows' own")
-    parser.add_argument("--splits", type=int, help="the first so many splits; all by default")
-    parser.add_argument("--rows", type=int, help="the first so many images; all by default")
+    parser.add_argument("--epochs", type=int, help="default: those of each row")
+    parser.add_argument("--splits", type=int, help="use only the first splits")
+    parser.add_argument("--rows", type=int, help="use only the first images")
     parser.add_argument("--out", type=Path, default=cells.RESULTS)
     options = parser.parse_args(arguments)
     for kind in options.images:
@@ -278,10 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             table1.run(row, name, options.splits, options.epochs, 0, options.out / "table1")
     for row in AWAY.values():
         for name in sorted({*options.datasets} & {*table1.SMALL}):
-            path, configuration = (
-                options.out / "consistency" / "away" / row / f"{name}.json",
-                {"row": row, "epochs": options.epochs},
-            )
+            path = options.out / "consistency" / "away" / row / f"{name}.json"
+            configuration = {"row": row, "epochs": options.epochs}
             if not cells.finished(path, configuration):
                 cells.write(path, configuration, splits=away(row, name, options.epochs))
     print(tables(options.out))

@@ -1,4 +1,4 @@
-"""The data sets of the paper, read from the folder that VARPROP_DATA names."""
+"""The data sets of the paper, read from the folder VARPROP_DATA."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import os
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from torch import Tensor
 SPLITS = dict.fromkeys(
     ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine-red", "yacht"), 20
 ) | {"protein": 5}
-"""The nine regression sets with their published numbers of splits."""
+"""The nine regression sets and their published numbers of splits."""
 
 BUNDLED: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "diabetes": load_diabetes,
@@ -28,7 +28,7 @@ BUNDLED: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "iris": load_iris,
     "wine": load_wine,
 }
-"""Sets that scikit-learn carries."""
+"""Data sets that come with scikit-learn."""
 
 OPENML = {
     "boston": (531, (506, 13), "MEDV", ()),
@@ -44,14 +44,14 @@ OPENML = {
     "protein": (44963, (45730, 9), "RMSD", ()),
     "wine-red": (44972, (1599, 11), "quality", ()),
 }
-"""OpenML's number of a set, its rows and features, its target, and other targets that are no features."""
+"""The number of a set on OpenML, its shape, its target, and columns that are other targets."""
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The training and test parts of several splits, features and targets standardised by the training part.
+    """The training and test parts of several splits, standardised by the training part.
 
-    The split is the first dimension: x (splits, n, features), y (splits, n, 1).
+    The split is the first dimension: x is (splits, n, features) and y is (splits, n, 1).
     """
 
     name: str
@@ -60,36 +60,32 @@ class Splits:
     x_test: Tensor
     y_test: Tensor
     y_scale: Tensor
-    """Standard deviation of each split's training targets: the unit of standardised errors."""
+    """The standard deviation of each split's training targets, the unit of standardised errors."""
     numbers: tuple[int, ...]
 
     def inner(self, share: float = 0.2) -> Splits:
-        """Splits of the training parts alone, to choose recipes by: the last `share` of their rows become the test part."""
+        """Splits of the training parts, for choosing recipes; the last `share` of the rows is tested on."""
         n = round(self.x.shape[1] * (1 - share))
-        return Splits(
-            self.name, self.x[:, :n], self.y[:, :n], self.x[:, n:], self.y[:, n:], self.y_scale, self.numbers
-        )
+        return replace(self, x=self.x[:, :n], y=self.y[:, :n], x_test=self.x[:, n:], y_test=self.y[:, n:])
 
 
 def regression(name: str, numbers: tuple[int, ...] | None = None) -> Splits:
-    """The given splits, by default all, of a UCI set."""
+    """The splits of a UCI set with these numbers; all of them by default."""
     x, y, train, test = uci(name)
     numbers = tuple(range(len(train))) if numbers is None else numbers
     return _standardised(name, x, y, [(train[k], test[k]) for k in numbers], numbers)
 
 
 def gaps(name: str) -> Splits:
-    """For each feature of a UCI set, the rows of its middle third as the test part: a gap in the training data (Foong et al. 2019)."""
+    """One split for each feature of a UCI set, with its middle third as the test part (Foong et al. 2019).
+
+    The training data then have a gap, where the uncertainty should be larger.
+    """
     x, y, *_ = uci(name)
     orders = x.argsort(0, kind="stable").T
     first, last = len(y) // 3, 2 * len(y) // 3
-    return _standardised(
-        name,
-        x,
-        y,
-        [(np.delete(order, slice(first, last)), order[first:last]) for order in orders],
-        range(len(orders)),
-    )
+    rows = [(np.delete(order, slice(first, last)), order[first:last]) for order in orders]
+    return _standardised(name, x, y, rows, range(len(orders)))
 
 
 def _standardised(
@@ -108,7 +104,10 @@ def _standardised(
 
 
 def uci(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Features, target, and the rows of each split's training and test part (Hernández-Lobato and Adams 2015)."""
+    """Features, target, and the row indices of each split's training and test part.
+
+    The splits are those of Hernández-Lobato and Adams (2015).
+    """
     if name not in SPLITS:
         raise SystemExit(f"There is no data set {name!r}; there are {', '.join(SPLITS)}.")
     path = folder() / "uci" / f"{name}.npz"
@@ -120,7 +119,7 @@ def uci(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def published_splits(n: int, splits: int) -> tuple[np.ndarray, np.ndarray]:
-    """The published splits: permutations from RandomState(1), the first 90 % of each for training."""
+    """The published splits: permutations by RandomState(1), with the first 90 % for training."""
     random = np.random.RandomState(1)
     rows = np.stack([random.choice(range(n), n, replace=False) for _ in range(splits)])
     return rows[:, : round(0.9 * n)], rows[:, round(0.9 * n) :]
@@ -128,10 +127,11 @@ def published_splits(n: int, splits: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _openml(name: str) -> tuple[np.ndarray, np.ndarray]:
     if name not in OPENML:
-        raise SystemExit(f"{name} is not on OpenML: set VARPROP_DATA to a folder that holds uci/{name}.npz.")
+        raise SystemExit(f"{name} is not on OpenML: {_instead(name)}")
     number, shape, target, others = OPENML[name]
     print(
-        f"VARPROP_DATA holds no uci/{name}.npz: fetching {name} from OpenML (set {number}); its order of rows may differ from the paper's."
+        f"VARPROP_DATA has no uci/{name}.npz: downloading {name} from OpenML (set {number}); "
+        "the order of its rows may differ from the paper's."
     )
     from sklearn.datasets import fetch_openml
 
@@ -139,14 +139,14 @@ def _openml(name: str) -> tuple[np.ndarray, np.ndarray]:
         table = fetch_openml(data_id=number, as_frame=True, parser="auto").frame.astype(float)
         x, y = table.drop(columns=[target, *others]).to_numpy(), table[target].to_numpy()
     except (OSError, KeyError, ValueError) as error:
-        raise SystemExit(
-            f"{name} could not be had from OpenML ({error}): set VARPROP_DATA to a folder that holds uci/{name}.npz."
-        ) from None
+        raise SystemExit(f"{name} could not be downloaded from OpenML ({error}): {_instead(name)}") from None
     if x.shape != shape:
-        raise SystemExit(
-            f"OpenML's {name} has shape {x.shape}, not {shape}: set VARPROP_DATA to a folder that holds uci/{name}.npz."
-        )
+        raise SystemExit(f"{name} from OpenML has shape {x.shape}, not {shape}: {_instead(name)}")
     return x, y
+
+
+def _instead(name: str) -> str:
+    return f"set VARPROP_DATA to a folder that contains uci/{name}.npz."
 
 
 def folder() -> Path:
@@ -155,20 +155,19 @@ def folder() -> Path:
 
 def _present(path: Path) -> Path:
     if not path.exists():
-        raise SystemExit(
-            f"{path.name} was not found: set VARPROP_DATA to a folder that holds {Path(*path.parts[-3:])}."
-        )
+        wanted = Path(*path.parts[-3:])
+        raise SystemExit(f"{path.name} was not found: set VARPROP_DATA to a folder that contains {wanted}.")
     return path
 
 
-# ---------------------------------------------------------------------------------------------------------------- images
+# -------------------- images
 
 Images = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Training images and labels, test images and labels; images are bytes, (n, channels, height, width)."""
+"""Training images and labels, test images and labels; images are (n, channels, height, width), uint8."""
 
 
 def mnist(kind: str = "MNIST") -> Images:
-    """The 28 × 28 images of MNIST or, with kind "FashionMNIST", of Fashion-MNIST."""
+    """The 28 × 28 images of MNIST or, for kind "FashionMNIST", of Fashion-MNIST."""
     raw = folder() / kind / "raw"
     parts = [
         _idx(raw / f"{part}-{what}-ubyte.gz")
@@ -183,7 +182,7 @@ def fashion_mnist() -> Images:
 
 
 def strangers() -> dict[str, Tensor]:
-    """Test images of the size of MNIST's that show no digits."""
+    """Out-of-distribution test images: they have the size of MNIST's, but show no digits."""
     letters = _idx(folder() / "notMNIST_test" / "t10k-images-idx3-ubyte.gz").unsqueeze(1)
     with np.load(_present(folder() / "KMNIST_test" / "kmnist-test-imgs.npz"), allow_pickle=False) as d:
         characters = torch.tensor(d["arr_0"]).unsqueeze(1)
@@ -191,7 +190,7 @@ def strangers() -> dict[str, Tensor]:
 
 
 def _idx(path: Path) -> Tensor:
-    """An array in the format of MNIST: its rank in byte 3, its shape as big-endian integers, its bytes."""
+    """An array in the IDX format: its rank in byte 3, its shape as big-endian integers, then its bytes."""
     with gzip.open(_present(path), "rb") as file:
         raw = file.read()
     shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
@@ -205,7 +204,7 @@ def cifar10() -> Images:
 
 
 def _sprites(path: Path) -> tuple[Tensor, Tensor]:
-    """Images stored as lossless sprites of ten by ten."""
+    """Images stored as lossless sprites of ten by ten images."""
     from PIL import Image
 
     with np.load(_present(path), allow_pickle=False) as d:
@@ -213,7 +212,5 @@ def _sprites(path: Path) -> tuple[Tensor, Tensor]:
     sprites = np.stack(
         [np.asarray(Image.open(io.BytesIO(webp[a:b])).convert("RGB")) for a, b in pairwise(offsets)]
     )
-    images = (
-        torch.tensor(sprites).view(-1, 10, 32, 10, 32, 3).permute(0, 1, 3, 5, 2, 4).reshape(-1, 3, 32, 32)
-    )
-    return images, torch.tensor(labels).long()
+    tiles = torch.tensor(sprites).view(-1, 10, 32, 10, 32, 3)
+    return tiles.permute(0, 1, 3, 5, 2, 4).reshape(-1, 3, 32, 32), torch.tensor(labels).long()

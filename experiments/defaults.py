@@ -1,9 +1,10 @@
-"""How the defaults of the estimators were chosen: one choice at a time, on parts of training sets.
+"""How the defaults of the estimators were chosen: one change at a time, on training data only.
 
     python -m experiments.defaults
 
-The training part of a split is split again, 80 % to train and 20 % to score; no test split is read. A row is the base recipe with one
-thing changed. Beside the scores stands the gap of `vp.audit`: the log-likelihood that a method claims beyond what its posterior has.
+The training part of each split is split again, 80 % to train and 20 % to evaluate; the test parts are not
+used. Each row changes one setting of the base recipe. The gap of `vp.audit` is how far the log-likelihood by
+the method's own moments exceeds that of the posterior it trained.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from varprop.predictive import ClassPredictive, Predictive, Regression
 from . import cells, data
 from .tables import markdown, standard_error
 
+Scores = dict[str, list[float]]
+"""A score's values on all splits, by the name of the score."""
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an estimator is trained; the values are the base of the study."""
+    """How an estimator is trained; the defaults are the base recipe of the study."""
 
     method: str = "dvi"
     kl_z_weight: float = 0.0
@@ -38,13 +42,13 @@ class Recipe:
     init: str = "he"
     lr: float = 0.01
     batch: int = 0
-    """Zero for a hundredth of the rows within 32 and 256."""
+    """0 means a hundredth of the rows, but at least 32 and at most 256."""
     epochs: int = 120
     steps: tuple[int, int] = (4000, 20_000)
-    """Bounds between which the epochs are kept."""
+    """Lower and upper bound on the number of training steps, which `epochs` is adjusted to."""
     schedule: str = "cosine"
     warmup: float = 0.0
-    """Share of the epochs over which the divergence is phased in."""
+    """Share of the epochs over which the weight of the KL term grows to one."""
     members: int = 1
 
     def batch_size(self, n: int) -> int:
@@ -101,7 +105,7 @@ LENGTHS["100 hidden units, 240 epochs"] = replace(LENGTHS["240 epochs"], hidden=
 
 @dataclass(frozen=True)
 class Study:
-    """Rows to compare on some sets, each split in several ways."""
+    """Recipes to compare on several data sets and splits."""
 
     title: str
     sets: Sequence[str]
@@ -132,7 +136,10 @@ STUDIES = {
 
 
 def inner(name: str, splits: int) -> data.Splits:
-    """Training parts of the published splits, split again; of a set that has none, nine tenths in random orders."""
+    """The training parts of the published splits, split again.
+
+    For a set without published splits, the training part is nine tenths of the rows in a random order.
+    """
     numbers = tuple(range(splits))
     if name not in data.BUNDLED:
         return data.regression(name, numbers).inner()
@@ -162,10 +169,11 @@ def objective(recipe: Recipe, features: int, outputs: int, n: int) -> vp.ELBO:
     )
 
 
-def score(recipe: Recipe, splits: data.Splits) -> dict[str, list[float]]:
-    """By split: error (in standard deviations of the target, or the share of wrong classes), log-likelihood, calibration and gap.
+def score(recipe: Recipe, splits: data.Splits) -> Scores:
+    """Error, log-likelihood, calibration and gap for each split.
 
-    Calibration is the share of targets in the 90 % interval, or the expected calibration error of classes.
+    The error is the RMSE in standard deviations of the target, or the share of wrong classes. Calibration is
+    the coverage of the 90 % interval, or the expected calibration error of classes.
     """
     m, (n, features) = recipe.members, splits.x.shape[1:]
     outputs = 1 if splits.y.is_floating_point() else int(splits.y.max()) + 1
@@ -184,7 +192,7 @@ def score(recipe: Recipe, splits: data.Splits) -> dict[str, list[float]]:
         schedule="cosine" if recipe.schedule == "cosine" else "constant",
         warmup=round(recipe.warmup * epochs),
     )
-    scores: dict[str, list[float]] = {"error": [], "log_likelihood": [], "calibration": [], "gap": []}
+    scores: Scores = {"error": [], "log_likelihood": [], "calibration": [], "gap": []}
     for k, (x, y) in enumerate(zip(splits.x_test, splits.y_test, strict=True)):
         members = objectives[k * m : (k + 1) * m]
         p = vp.predictive.mixture([member.predict(x) for member in members])
@@ -196,7 +204,7 @@ def score(recipe: Recipe, splits: data.Splits) -> dict[str, list[float]]:
 
 
 def errors(p: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Error and calibration of numbers or of classes."""
+    """Error and calibration of a regression or a classification."""
     if isinstance(p, Regression):
         return rmse(p, y), coverage(p, y)
     assert isinstance(p, ClassPredictive)
@@ -210,41 +218,42 @@ def tables(folder: Path = cells.RESULTS / "defaults") -> str:
 
 
 def table(study: Study, folder: Path) -> str:
-    """Log-likelihood against the base's, in pairs of splits, with the error beside it; the worst gap and the mean calibration."""
+    """Paired differences in log-likelihood from the base, errors in brackets, calibration and largest gap."""
     found = {row: _scores(study, folder, row) for row in study.rows}
     base = found["base"]
     lines = []
     for row, sets in found.items():
-        shown = []
-        for name in study.sets:
-            if name not in sets or name not in base:
-                shown.append("")
-                continue
-            fit, error = np.array(sets[name]["log_likelihood"]), np.mean(sets[name]["error"])
-            difference = fit - np.array(base[name]["log_likelihood"])
-            by = (
-                f"{fit.mean():.3f}"
-                if row == "base"
-                else f"{difference.mean():+.3f} ± {standard_error(difference):.3f}"
-            )
-            shown.append(f"{by} ({error:.3f})")
+        shown = [
+            _against(sets[name], None if row == "base" else base[name])
+            if name in sets and name in base
+            else ""
+            for name in study.sets
+        ]
         if sets:
             gap = max(abs(np.mean(scores["gap"])) for scores in sets.values())
             calibration = np.mean([np.mean(scores["calibration"]) for scores in sets.values()])
             lines.append([row, *shown, f"{calibration:.3f}", f"{gap:.3f}"])
-    return markdown(
-        [["", *study.sets, "ECE" if study is STUDIES["classes"] else "coverage", "largest gap"], *lines]
-    )
+    calibration_title = "ECE" if study is STUDIES["classes"] else "coverage"
+    return markdown([["", *study.sets, calibration_title, "largest gap"], *lines])
 
 
-def _scores(study: Study, folder: Path, row: str) -> dict[str, dict[str, list[float]]]:
-    """By set, as far as there are any."""
+def _against(scores: Scores, base: Scores | None) -> str:
+    """Log-likelihood, as the difference from the base if there is one, and the error in brackets."""
+    fit, error = np.array(scores["log_likelihood"]), np.mean(scores["error"])
+    if base is None:
+        return f"{fit.mean():.3f} ({error:.3f})"
+    difference = fit - np.array(base["log_likelihood"])
+    return f"{difference.mean():+.3f} ± {standard_error(difference):.3f} ({error:.3f})"
+
+
+def _scores(study: Study, folder: Path, row: str) -> dict[str, Scores]:
+    """The scores by data set, as far as they have been computed."""
     paths = {name: _path(folder, name, row) for name in study.sets}
     return {name: json.loads(path.read_text())["scores"] for name, path in paths.items() if path.exists()}
 
 
 def _path(folder: Path, name: str, row: str) -> Path:
-    return folder / name.replace(" ", "-") / f"{row.replace(',', '').replace(' ', '-')}.json"
+    return folder / cells.slug(name) / f"{cells.slug(row)}.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -263,11 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name in study.sets:
                 if (options.rows and row not in options.rows) or (options.sets and name not in options.sets):
                     continue
-                path, configuration = (
-                    _path(options.out / study_name, name, row),
-                    asdict(recipe) | {"splits": study.splits},
-                )
-                configuration["steps"] = list(recipe.steps)
+                path = _path(options.out / study_name, name, row)
+                configuration = asdict(recipe) | {"splits": study.splits, "steps": list(recipe.steps)}
                 if not cells.finished(path, configuration):
                     cells.write(path, configuration, scores=score(recipe, inner(name, study.splits)))
         print(f"{study.title}\n{table(study, options.out / study_name)}\n")

@@ -1,8 +1,8 @@
-"""The estimators as they come, against scikit-learn's, on test parts: `python -m experiments.estimators`.
+"""The estimators with their default settings against scikit-learn's: `python -m experiments.estimators`.
 
-`BayesianMLPRegressor()` and `make_pipeline(StandardScaler(), MLPRegressor())`, and the classifiers likewise; nothing is set but the random
-state. Published splits of the UCI sets, random ones of the sets that scikit-learn carries. Splits that are in the results are not computed
-again.
+`BayesianMLPRegressor()` is compared with `make_pipeline(StandardScaler(), MLPRegressor())` on test data, and
+the classifiers likewise; only the random state is set. The UCI sets have their published splits, the sets
+that come with scikit-learn random ones. Splits with existing results are not computed again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .tables import markdown, standard_error
 NUMBERS = dict.fromkeys(("boston", "concrete", "energy", "wine-red", "yacht", "diabetes"), 20)
 NUMBERS |= dict.fromkeys(("kin8nm", "power", "naval", "protein"), 3)
 CLASSES = dict.fromkeys(("breast cancer", "digits", "iris", "wine"), 10)
-"""The sets, with their numbers of splits."""
+"""The data sets and their numbers of splits."""
 
 Split = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def splits(name: str, n: int) -> Iterator[Split]:
-    """Training and test part; of a set without published splits, nine tenths and the rest in random orders."""
+    """Training and test parts; a set without published splits is cut at nine tenths of a random order."""
     if name in data.BUNDLED:
         x, y = data.BUNDLED[name](return_X_y=True)
         orders = [np.random.RandomState(k).permutation(len(y)) for k in range(n)]
@@ -48,13 +48,13 @@ def splits(name: str, n: int) -> Iterator[Split]:
 
 
 def fitted(ours: Any, theirs: Any, split: Split) -> tuple[Any, Any, float]:
-    """Both, and the seconds of processor time that ours took."""
+    """Both estimators after training, and the processor time of ours in seconds."""
     x, y, *_ = split
     start = time.process_time()
     ours.fit(x, y)
     seconds = time.process_time() - start
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # two hundred epochs are what it does by default
+        warnings.simplefilter("ignore", ConvergenceWarning)  # 200 iterations are its default
         return ours, make_pipeline(StandardScaler(), theirs).fit(x, y), seconds
 
 
@@ -107,11 +107,9 @@ def tables(path: Path = cells.RESULTS / "estimators.json") -> str:
 
 def _average(values: Sequence[float]) -> str:
     digits = 3 if abs(np.mean(values)) > 0.01 else 5
-    return (
-        f"{np.mean(values):.{digits}f} ± {standard_error(np.array(values)):.{digits}f}"
-        if len(values) > 1
-        else f"{values[0]:.{digits}f}"
-    )
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    return f"{np.mean(values):.{digits}f} ± {standard_error(np.array(values)):.{digits}f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -120,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--datasets", nargs="+", default=[*NUMBERS, *CLASSES], choices=[*NUMBERS, *CLASSES])
     parser.add_argument("--splits", type=int)
-    parser.add_argument("--out", type=Path, default=cells.RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=cells.RESULTS, help="folder for the results")
     options = parser.parse_args(arguments)
     path = options.out / "estimators.json"
 
@@ -132,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for k, split in enumerate(splits(name, options.splits or n)):
             if k >= len(finished().get(name, [])):
                 scores = score(split, k)
-                sets = finished()  # read again, because another process may have added to it
+                sets = finished()  # another process may have added to it
                 sets.setdefault(name, []).append(scores)
                 cells.write(path, {"level": 0.9}, sets=sets)
     print(tables(path))

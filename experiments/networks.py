@@ -1,8 +1,9 @@
-"""How near are the moments of whole trained networks to those of sampled ones? `python -m experiments.networks`.
+"""How close are the moments of trained networks to Monte Carlo estimates? `python -m experiments.networks`.
 
-A perceptron, a LeNet and a residual network are trained with DVI on data that scikit-learn carries. Then all weights are drawn 20,000
-times, each draw one network for all inputs, and mean and variance of every output are compared with those of a pass: DVI, CVBP and
-`correlated` with the networks themselves, VBP with its own model, the same networks with every gate set by the mean of its input.
+A perceptron, a LeNet and a residual network are trained with DVI on data that come with scikit-learn. Then
+all weights are sampled 20,000 times, each sample being one network for all inputs, and the mean and variance
+of every output are compared with those of one pass. DVI, CVBP and `correlated` are compared with the sampled
+networks themselves, VBP with its own model: the same networks with every gate fixed by the mean of its input.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import process_time
-from typing import Any
 
 import torch
 from sklearn.datasets import load_diabetes, load_digits
@@ -23,7 +23,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 import varprop as vp
-from varprop.gaussian import mean_of, move
+from varprop.gaussian import Activation, Gaussian, mean_of, move
 from varprop.posterior import draw
 
 from . import cells
@@ -34,7 +34,7 @@ CHUNK, INPUTS = 100, 20
 
 
 class Block(nn.Module):
-    """Two convolutions with batch normalisation beside the identity."""
+    """A residual block: two convolutions with batch normalisation, plus the identity."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def resnet() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), Block(8), Block(8), *head)
 
 
-PASSES: dict[str, Callable[..., Any]] = {
+PASSES: dict[str, Callable[..., Gaussian]] = {
     "dvi": vp.DVI,
     "correlated": vp.correlated,
     "cvbp": vp.CVBP,
@@ -80,40 +80,38 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "lenet": lenet, "res
 
 
 def trained(name: str, epochs: int) -> tuple[nn.Module, Tensor]:
-    """A network trained with DVI, and inputs that it has not seen."""
+    """A network trained with DVI, and held-out inputs."""
     torch.manual_seed(0)
-    x, y = (
-        torch.tensor(a, dtype=torch.float32)
-        for a in (load_diabetes if name == "mlp" else load_digits)(return_X_y=True)
-    )
+    load = load_diabetes if name == "mlp" else load_digits
+    x, y = (torch.tensor(a, dtype=torch.float32) for a in load(return_X_y=True))
     x = (x - x.mean(0)) / x.std(0).clamp(min=1e-3) if name == "mlp" else x.view(-1, 1, 8, 8) / 8 - 1
     y = ((y - y.mean()) / y.std()).unsqueeze(1) if name == "mlp" else y.long()
     likelihood = vp.likelihoods.Normal() if name == "mlp" else vp.likelihoods.Categorical()
     order = torch.randperm(len(x))
-    x, y, unseen = x[order[INPUTS:]], y[order[INPUTS:]], x[order[:INPUTS]]
+    x, y, held_out = x[order[INPUTS:]], y[order[INPUTS:]], x[order[:INPUTS]]
     elbo = vp.ELBO(
         vp.variational(NETWORKS[name]()), vp.DVI, likelihood, vp.priors.Normal(10.0), n_data=len(x)
     )
     vp.fit(elbo, (x, y), epochs=epochs, lr=3e-3, batch_size=64, seed=0, progress=False)
-    return elbo.net.eval(), unseen
+    return elbo.net.eval(), held_out
 
 
 class Gates:
-    """Gates that the means set once and draws then keep: VBP's model."""
+    """VBP's model of the gates: the means of their inputs fix them for all samples of the weights."""
 
     def __init__(self, net: nn.Module, x: Tensor) -> None:
         self.open: list[Tensor] = []
         (vp.VBP | {nn.ReLU: self._note})(net, x)
 
-    def _note(self, method: vp.Method, module: nn.Module, x: Any) -> Any:
+    def _note(self, method: vp.Method, module: nn.Module, x: Activation) -> Activation:
         self.open.append(mean_of(x) > 0)
         return vp.VBP(module, x)
 
     def method(self) -> vp.Method:
-        """A pass with these gates, for one use."""
+        """A method that uses these gates, for one pass."""
         gates = iter(self.open)
 
-        def kept(method: vp.Method, module: nn.Module, x: Any) -> Any:
+        def kept(method: vp.Method, module: nn.Module, x: Activation) -> Activation:
             is_open = next(gates)
             return move(lambda t: t * is_open, x)
 
@@ -121,7 +119,7 @@ class Gates:
 
 
 class Gated(nn.Module):
-    """The network with its gates fixed and its weights certain, as a module that `functional_call` can call."""
+    """The network with fixed gates and deterministic weights, as a module for `functional_call`."""
 
     def __init__(self, net: nn.Module, gates: Gates) -> None:
         super().__init__()
@@ -132,12 +130,12 @@ class Gated(nn.Module):
 
 
 @torch.no_grad()
-def measure(net: nn.Module, x: Tensor, draws: int) -> dict[str, dict[str, float]]:
+def measure(net: nn.Module, x: Tensor, samples: int) -> dict[str, dict[str, float]]:
     gated = Gated(net, Gates(net, x))
     real, own = Moments(), Moments()
     generator = torch.Generator().manual_seed(1)
-    for start in range(0, draws, CHUNK):
-        weights = draw(net, min(CHUNK, draws - start), generator)
+    for start in range(0, samples, CHUNK):
+        weights = draw(net, min(CHUNK, samples - start), generator)
         real.add(vmap(lambda w: functional_call(net, w, (x,)))(weights))
         own.add(vmap(lambda w: functional_call(gated, {f"net.{k}": v for k, v in w.items()}, (x,)))(weights))
     moments = {"dvi": real, "correlated": real, "cvbp": real, "vbp": own}
@@ -147,7 +145,7 @@ def measure(net: nn.Module, x: Tensor, draws: int) -> dict[str, dict[str, float]
 
 
 def cost(net: nn.Module, x: Tensor, repeats: int = 15) -> float:
-    """What `correlated` takes, in passes of DVI: processor time, since the machine may be shared; the quickest of several of each."""
+    """The cost of `correlated` in passes of DVI: processor time, the fastest of several runs of each."""
     passes = {f: timeit.Timer(partial(f, net, x), timer=process_time) for f in (vp.DVI, vp.correlated)}
     seconds = {f: min(timer.repeat(repeats, number=1)) for f, timer in passes.items()}
     return seconds[vp.correlated] / seconds[vp.DVI]
@@ -176,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m experiments.networks", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--draws", type=int, default=20_000)
+    parser.add_argument("--draws", type=int, default=20_000, help="Monte Carlo samples")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "accuracy")
     options = parser.parse_args(arguments)
@@ -189,13 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "passes": list(PASSES),
     }
     if not cells.finished(path, configuration):
-        cells.write(
-            path,
-            configuration,
-            networks={
-                name: measure(*trained(name, options.epochs), options.draws) for name in options.networks
-            },
-        )
+        rows = {name: measure(*trained(name, options.epochs), options.draws) for name in options.networks}
+        cells.write(path, configuration, networks=rows)
     print(table(json.loads(path.read_text())["networks"]))
 
 

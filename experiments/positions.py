@@ -1,15 +1,15 @@
-"""How far do the inputs of shared weights deviate together? `python -m experiments.positions`.
+"""How correlated are the deviations at different positions of an image? `python -m experiments.positions`.
 
-`vp.correlated` takes the deviations of one feature at two positions as correlated by a half, in what is of second order. Networks with
-He's initial weights, on normal noise and on smooth images, narrow and wide posteriors: predicted over sampled variance with DVI, and with
-`correlated` at correlations 0, a half and 1. It prints the table and writes experiments/results/accuracy/positions.json.
+In its second-order terms, `vp.correlated` assumes that the deviations of one feature at two positions have
+correlation 0.5. This experiment takes networks with He initialisation, normal noise and smooth images, narrow
+and wide posteriors, and computes the ratio of predicted to sampled variance for DVI and for `correlated` with
+correlations 0, 0.5 and 1. It prints the table and writes experiments/results/accuracy/positions.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 import varprop as vp
+from varprop.methods import noise
 from varprop.posterior import draw
 
 from . import cells
@@ -54,20 +55,19 @@ IMAGES: dict[str, Callable[[], Tensor]] = {
 
 
 @torch.no_grad()
-def measure(name: str, images: str, logvar: float, draws: int) -> dict[str, Any]:
+def measure(name: str, images: str, logvar: float, samples: int) -> dict[str, Any]:
     torch.manual_seed(0)
     net, x, sampled = vp.variational(NETWORKS[name](), logvar, init="he").eval(), IMAGES[images](), Moments()
     generator = torch.Generator().manual_seed(1)
-    for start in range(0, draws, CHUNK):
-        sampled.add(
-            vmap(lambda w: functional_call(net, w, (x,)))(draw(net, min(CHUNK, draws - start), generator))
-        )
+    for start in range(0, samples, CHUNK):
+        weights = draw(net, min(CHUNK, samples - start), generator)
+        sampled.add(vmap(lambda w: functional_call(net, w, (x,)))(weights))
 
     def by(f: vp.Gaussian) -> float:
         return compared(f, *sampled.result())["var_ratio"]
 
     def assuming(correlation: float) -> float:
-        with patch.object(sys.modules["varprop.correlated"], "TOGETHER", correlation):
+        with patch.object(noise, "TOGETHER", correlation):
             return by(vp.correlated(net, x))
 
     return {
@@ -80,27 +80,12 @@ def measure(name: str, images: str, logvar: float, draws: int) -> dict[str, Any]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    head = [
-        "network",
-        "images",
-        "log-variance",
-        "DVI",
-        *(f"correlated, {correlation:g}" for correlation in CORRELATIONS),
-    ]
-    return markdown(
-        [
-            head,
-            *(
-                [
-                    row["network"],
-                    row["images"],
-                    f"{row['logvar']:g}",
-                    *(f"{value:.2f}" for value in (row["dvi"], *row["correlated"])),
-                ]
-                for row in rows
-            ),
-        ]
-    )
+    titles = [f"correlated, {correlation:g}" for correlation in CORRELATIONS]
+    lines = [["network", "images", "log-variance", "DVI", *titles]]
+    for row in rows:
+        ratios = [f"{value:.2f}" for value in (row["dvi"], *row["correlated"])]
+        lines.append([row["network"], row["images"], f"{row['logvar']:g}", *ratios])
+    return markdown(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -108,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m experiments.positions", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--draws", type=int, default=10_000)
+    parser.add_argument("--draws", type=int, default=10_000, help="Monte Carlo samples")
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "accuracy")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

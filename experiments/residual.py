@@ -1,7 +1,8 @@
-"""Residual sums h + g(h): the variance with operands taken as independent, and with their covariance, against sampled networks.
+"""The variance of residual sums h + g(h), with independent and with correlated operands, against Monte Carlo.
 
-`python -m experiments.residual` prints the table and writes experiments/results/residual.json. Inputs are normal with variance 0.1, the
-log-variance of weights is -8. VBP is compared with sampled weights and frozen gates, its own model; DVI with the sampled network itself.
+`python -m experiments.residual` prints the table and writes experiments/results/residual.json. Inputs are
+normal with variance 0.1, and the log-variance of the weights is -8. VBP is compared with its own model,
+sampled weights and frozen gates; DVI with the sampled networks themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ INDEPENDENT = {operator.add: lambda method, add, a, b: a + b}
 
 
 class Block(nn.Module):
-    """shortcut(h) + V relu(… W h), with the gates of the ReLUs fixed where they are given."""
+    """shortcut(h) + V relu(… W h); the gates of the ReLUs are fixed if they are given."""
 
     def __init__(self, shortcut: nn.Module, *layers: Any) -> None:
         super().__init__()
@@ -62,7 +63,7 @@ BLOCKS: dict[str, tuple[Callable[[], Block], tuple[int, ...]]] = {
     ),
 }
 INNER = {"torch's initial weights": None, "J ~ -P": -1.0, "J ~ P": 1.0}
-"""P is the shortcut, J the other path with half of its gates open."""
+"""P is the shortcut and J the other path with half of its gates open."""
 
 
 def centre(layer: Any) -> Tensor:
@@ -74,7 +75,7 @@ def centre(layer: Any) -> Tensor:
 
 @torch.no_grad()
 def build(name: str, sign: float | None) -> tuple[Block, vp.Gaussian]:
-    """A block, its paths independent or as like each other as they get."""
+    """A block whose two paths are independent, or as similar as possible up to the given sign."""
     torch.manual_seed(0)
     make, shape = BLOCKS[name]
     net = make()
@@ -99,7 +100,7 @@ def build(name: str, sign: float | None) -> tuple[Block, vp.Gaussian]:
 
 @torch.no_grad()
 def freeze(net: Block, method: vp.Method, x: vp.Gaussian) -> None:
-    """Fix the gates where the method has them."""
+    """Fix the gates at the values that the method gives them."""
     gates: list[Tensor] = []
     h: Any = x
     for layer in list(net.layers)[:-1]:
@@ -111,7 +112,7 @@ def freeze(net: Block, method: vp.Method, x: vp.Gaussian) -> None:
 
 @torch.no_grad()
 def sampled(net: Block, x: vp.Gaussian, samples: int) -> Tensor:
-    """The variance of the network's output over draws of its weights and its input."""
+    """The variance of the network's output over samples of its weights and its input."""
     run = vmap(lambda w, h: functional_call(net, w, (h,)), chunk_size=1_000)
     return run(draw(net, samples), x.sample((samples,))).var(0)
 

@@ -1,7 +1,7 @@
-"""Class probabilities of normal logits: which approximation of E softmax(f) is nearest to the truth?
+"""Class probabilities of normal logits: which approximation of E softmax(f) is the most accurate?
 
-`python -m experiments.softmax` prints the tables and writes experiments/results/softmax.json. The truth is the average of 100,000 draws;
-means are N(0, 2²), variances uniform between 0 and twice the scale.
+`python -m experiments.softmax` prints the tables and writes experiments/results/softmax.json. The truth is an
+average over 100,000 samples; means are N(0, 2²), variances uniform between 0 and twice the scale.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CLASSES = (3, 10)
 Approximation = Callable[[Tensor, Tensor], Tensor]
 
 
-def of_the_library(name: str) -> Approximation:
-    return lambda m, v: vp.likelihoods.Categorical(name).predictive(vp.Gaussian(m, v)).probs  # type: ignore[arg-type]
+def of_the_library(name: vp.likelihoods.Approximation) -> Approximation:
+    return lambda m, v: vp.likelihoods.Categorical(name).predictive(vp.Gaussian(m, v)).probs
 
 
 def pairwise(m: Tensor, v: Tensor) -> Tensor:
-    """Each pair of classes by MacKay's sigmoid of their difference, combined (Lu, Ie and Sha 2020, mean-field 1), rescaled."""
+    """MacKay's sigmoid for pairs of classes, combined and rescaled (Lu, Ie and Sha 2020, mean-field 1)."""
     spread = torch.sqrt(1 + math.pi / 8 * (v.unsqueeze(2) + v.unsqueeze(1)))
     odds = (m.unsqueeze(1) - m.unsqueeze(2)) / spread
     diagonal = torch.eye(m.shape[1], dtype=torch.bool)
@@ -41,14 +41,14 @@ def pairwise(m: Tensor, v: Tensor) -> Tensor:
 
 
 def one_against_rest(m: Tensor, v: Tensor) -> Tensor:
-    """MacKay's sigmoid of f_c against the log-sum-exp of the other classes, whose moments are expanded to second order; rescaled."""
+    """MacKay's sigmoid of f_c minus the log-sum-exp of the others, expanded to second order and rescaled."""
     itself = torch.eye(m.shape[1], dtype=torch.bool)
     others = m.unsqueeze(1).masked_fill(itself, -torch.inf)
     q, v_others = others.softmax(2), v.unsqueeze(1)
     expansion = others.logsumexp(2) + 0.5 * (v_others * q * (1 - q)).sum(2)
-    bound = (others + v_others / 2).logsumexp(
-        2
-    )  # of E lse, by Jensen: the expansion can pass it where variances are large
+    # An upper bound on E lse by Jensen's inequality, which the expansion can exceed if the variances are
+    # large.
+    bound = (others + v_others / 2).logsumexp(2)
     spread = 1 + math.pi / 8 * (v + (v_others * q.square()).sum(2))
     p = torch.sigmoid((m - torch.minimum(expansion, bound)) / spread.sqrt())
     return p / p.sum(1, keepdim=True)
@@ -96,15 +96,8 @@ def measure(problems: int, samples: int, seed: int) -> list[dict[str, Any]]:
                 start = time.perf_counter()
                 q = approximation(m, v)
                 seconds = time.perf_counter() - start
-                rows.append(
-                    {
-                        "classes": classes,
-                        "scale": scale,
-                        "approximation": name,
-                        **errors(p, q),
-                        "seconds": seconds,
-                    }
-                )
+                case = {"classes": classes, "scale": scale, "approximation": name}
+                rows.append({**case, **errors(p, q), "seconds": seconds})
     return rows
 
 

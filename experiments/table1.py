@@ -1,8 +1,9 @@
-"""Table 1 of the paper, nine regression sets on the published splits, and rows beyond it.
+"""Table 1 of the paper, nine regression sets on the published splits, with additional rows.
 
     python -m experiments.table1 --datasets boston yacht --methods vbp dvi
 
-Every row is one recipe for all nine sets. Epochs are fixed in advance by the size of the set; nothing is chosen on test data.
+Each row is one recipe for all nine sets. The number of epochs depends only on the size of the set, and
+nothing is chosen on test data.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ BATCH = {
 
 SMALL = ("boston", "concrete", "energy", "wine-red", "yacht")
 SAMPLES = 100
-"""Passes that a sampling method predicts with."""
+"""Monte Carlo samples for the prediction of a sampling method."""
 
 Scores = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Result:
-    """One split: scores by the method's own moments, and by the exact moments of the same posterior where these differ."""
+    """The scores of one split, by the method's own moments and, if they differ, by exact moments."""
 
     own: Scores
     exact: Scores | None
@@ -57,7 +58,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a row is trained. The defaults are the paper's protocol."""
+    """How a row is trained; the defaults are the paper's protocol."""
 
     method: vp.Method
     prior: vp.priors.Prior = field(default_factory=lambda: vp.priors.Normal(precision=10.0))
@@ -66,20 +67,19 @@ class Recipe:
     """For the small sets and for the large ones."""
     schedule: Literal["constant", "cosine"] = "constant"
     settle: float = 0.0
-    """Share of the epochs before the noise may differ between inputs: a mean that still is far off would pass for noise."""
+    """Share of the epochs with constant noise; heteroscedastic noise from the start would absorb errors."""
     kl_z_weight: float = 0.0
     members: int = 1
 
     def objective(self, n: int, features: int, hidden: int, seed: int) -> vp.ELBO:
         torch.manual_seed(seed)
-        net = nn.Sequential(
-            nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1 if self.noise == "type-II" else 2)
-        )
+        outputs = 1 if self.noise == "type-II" else 2
+        net = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
         for layer in net:
             if isinstance(layer, nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)
-        if self.method is not vp.DETERMINISTIC:
+        if not self.method.deterministic:
             vp.variational(net, logvar=-9.0)
         likelihood = (
             vp.likelihoods.Normal() if self.noise == "type-II" else vp.likelihoods.HeteroscedasticNormal()
@@ -103,7 +103,7 @@ class Recipe:
 
 
 def train(recipe: Recipe, splits: data.Splits, epochs: int | None, seed: int) -> list[Result]:
-    """All splits, and all members of an ensemble, as replicas of one network."""
+    """Train all splits, and all members of an ensemble, as replicas of one network."""
     start = time.perf_counter()
     m, (n, features) = recipe.members, splits.x.shape[1:]
     seeds = [seed + split + 1000 * member for split in splits.numbers for member in range(m)]
@@ -125,7 +125,7 @@ def train(recipe: Recipe, splits: data.Splits, epochs: int | None, seed: int) ->
 
 @torch.no_grad()
 def take_over(member: vp.ELBO, settled: vp.ELBO) -> None:
-    """Let a heteroscedastic network start from one with constant noise: its mean, and its noise for every input."""
+    """Initialise a heteroscedastic network with the mean and the constant noise of a trained one."""
     ours, theirs = member.net.state_dict(), settled.net.state_dict()
     for name, value in theirs.items():
         ours[name][: len(value)] = value
@@ -137,26 +137,23 @@ def take_over(member: vp.ELBO, settled: vp.ELBO) -> None:
 def evaluate(members: Sequence[vp.ELBO], splits: data.Splits, k: int, seconds: float) -> Result:
     method, x = members[0].method, splits.x_test[k]
     own = [elbo.predict(x, SAMPLES if method.samples else None) for elbo in members]
-    # With one hidden layer the pre-activations are normal and independent, and DVI's moments are exact.
-    exact = (
-        []
-        if method in (vp.DVI, vp.DETERMINISTIC)
-        else [elbo.likelihood.predictive(vp.DVI(elbo.net, x)) for elbo in members]
-    )
-    return Result(
-        scores(together(own), splits, k), scores(together(exact), splits, k) if exact else None, seconds
-    )
+    own_scores = scores(together(own), splits, k)
+    if method in (vp.DVI, vp.DETERMINISTIC):
+        return Result(own_scores, None, seconds)
+    # With one hidden layer the pre-activations are normal and independent, so DVI's moments are exact.
+    exact = [elbo.likelihood.predictive(vp.DVI(elbo.net, x)) for elbo in members]
+    return Result(own_scores, scores(together(exact), splits, k), seconds)
 
 
 def together(members: Sequence[Predictive]) -> Regression:
-    """What an ensemble predicts."""
+    """The prediction of an ensemble."""
     p = members[0] if len(members) == 1 else mixture(members)
     assert isinstance(p, Regression)
     return p
 
 
 def scores(p: Regression, splits: data.Splits, k: int) -> Scores:
-    """Of split k's test part, in the target's own unit."""
+    """Scores on the test part of split k, in the unit of the target."""
     y, scale = splits.y_test[k], splits.y_scale[k].item()
     return {
         "log_likelihood": log_likelihood(p, y).item() - math.log(scale),
@@ -167,7 +164,7 @@ def scores(p: Regression, splits: data.Splits, k: int) -> Scores:
 
 
 def filtered(splits: data.Splits, epochs: int | None, seed: int) -> list[Result]:
-    """Probabilistic backpropagation in double precision, 40 epochs unless told otherwise; a visit takes one row of every split."""
+    """Probabilistic backpropagation in double precision, by default for 40 epochs, on all splits at once."""
     start = time.perf_counter()
     epochs = epochs or 40
     hidden, (count, n, features) = (100 if splits.name == "protein" else 50), splits.x.shape
@@ -179,16 +176,14 @@ def filtered(splits: data.Splits, epochs: int | None, seed: int) -> list[Result]
     pbp.fit(splits.x, splits.y, epochs)
     seconds = (time.perf_counter() - start) / count
     # With one hidden layer the moments are exact.
-    return [
-        Result(scores(pbp.predict(splits.x_test[k].double(), replica=k), splits, k), None, seconds)
-        for k in range(count)
-    ]
+    own = [pbp.predict(splits.x_test[k].double(), replica=k) for k in range(count)]
+    return [Result(scores(p, splits, k), None, seconds) for k, p in enumerate(own)]
 
 
 def one_by_one(
     estimator: Callable[[], Any], splits: data.Splits, epochs: int | None, seed: int
 ) -> list[Result]:
-    """A scikit-learn regressor that predicts a standard deviation of the target."""
+    """Train a scikit-learn regressor that also predicts standard deviations, one split after another."""
     results = []
     for k in range(len(splits.numbers)):
         start = time.perf_counter()
@@ -196,9 +191,8 @@ def one_by_one(
         mean, std = estimator().fit(x, y.ravel()).predict(x_test, return_std=True)
         mean, var = (torch.tensor(a, dtype=torch.float32).view(-1, 1) for a in (mean, np.square(std)))
         seconds = time.perf_counter() - start
-        results.append(
-            Result(scores(NormalPredictive(mean, torch.zeros_like(var), var), splits, k), None, seconds)
-        )
+        p = NormalPredictive(mean, torch.zeros_like(var), var)
+        results.append(Result(scores(p, splits, k), None, seconds))
     return results
 
 
@@ -240,14 +234,14 @@ ROWS: dict[str, Row] = {
     "bayesian-ridge": partial(one_by_one, bayesian_ridge),
     "gp": partial(one_by_one, gaussian_process),
 }
-"""A recipe, or a function of splits, epochs and seed."""
+"""Each row is a recipe or a function of splits, epochs and seed."""
 
 ONLY = {"gp": SMALL}
-"""Rows that are not for all sets: an exact Gaussian process takes the cube of the number of rows."""
+"""Rows for some sets only: the cost of an exact Gaussian process is cubic in the number of data points."""
 
 
 def run(row: str, name: str, splits: int | None, epochs: int | None, seed: int, out: Path) -> None:
-    """Compute a cell, unless it is there."""
+    """Compute a cell, unless it exists already."""
     recipe = ROWS[row]
     numbers = tuple(range(data.SPLITS[name] if splits is None else min(splits, data.SPLITS[name])))
     configuration = {"row": row, "dataset": name, "splits": len(numbers), "seed": seed}
@@ -284,10 +278,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--methods", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS)
     )
-    parser.add_argument("--splits", type=int, help="the first so many splits; all by default")
-    parser.add_argument("--epochs", type=int, help="instead of the row's own")
+    parser.add_argument("--splits", type=int, help="use only the first splits")
+    parser.add_argument("--epochs", type=int, help="default: those of each row")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=cells.RESULTS / "table1", help="folder of the cells")
+    parser.add_argument("--out", type=Path, default=cells.RESULTS / "table1", help="folder for the results")
     options = parser.parse_args(arguments)
     for row in options.methods:
         for name in options.datasets:

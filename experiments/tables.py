@@ -1,4 +1,4 @@
-"""The tables as Markdown, from the committed cells: `python -m experiments.tables` writes RESULTS.md."""
+"""All tables as Markdown: `python -m experiments.tables` writes RESULTS.md from the committed results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,26 @@ from . import cells
 from .data import SPLITS
 
 PUBLISHED = {
-    "vbp": "-2.59±0.03 -3.15±0.02 -1.11±0.07 1.04±0.01 5.79±0.07 -2.85±0.01 -2.92±0.00 -0.96±0.01 -1.54±0.06",
-    "dvi": "-2.58±0.04 -3.23±0.01 -2.09±0.06 1.01±0.01 5.84±0.06 -2.82±0.00 -2.94±0.00 -0.96±0.01 -1.41±0.03",
-    "pbp": "-2.57±0.09 -3.16±0.02 -2.04±0.02 0.90±0.01 3.73±0.01 -2.84±0.01 -2.97±0.00 -0.97±0.01 -1.63±0.02",
-    "varout": "-2.59±0.03 -3.18±0.02 -1.25±0.05 1.02±0.01 5.52±0.04 -2.83±0.01 -2.92±0.00 -0.96±0.01 -1.65±0.05",
-    "dvi-hetero": "-2.41±0.02 -3.06±0.01 -1.01±0.06 1.13±0.00 6.29±0.04 -2.80±0.00 -2.85±0.01 -0.90±0.01 -0.47±0.03",
+    "vbp": (
+        "-2.59±0.03 -3.15±0.02 -1.11±0.07 1.04±0.01 5.79±0.07 -2.85±0.01 -2.92±0.00 -0.96±0.01 -1.54±0.06"
+    ),
+    "dvi": (
+        "-2.58±0.04 -3.23±0.01 -2.09±0.06 1.01±0.01 5.84±0.06 -2.82±0.00 -2.94±0.00 -0.96±0.01 -1.41±0.03"
+    ),
+    "pbp": (
+        "-2.57±0.09 -3.16±0.02 -2.04±0.02 0.90±0.01 3.73±0.01 -2.84±0.01 -2.97±0.00 -0.97±0.01 -1.63±0.02"
+    ),
+    "varout": (
+        "-2.59±0.03 -3.18±0.02 -1.25±0.05 1.02±0.01 5.52±0.04 -2.83±0.01 -2.92±0.00 -0.96±0.01 -1.65±0.05"
+    ),
+    "dvi-hetero": (
+        "-2.41±0.02 -3.06±0.01 -1.01±0.06 1.13±0.00 6.29±0.04 -2.80±0.00 -2.85±0.01 -0.90±0.01 -0.47±0.03"
+    ),
 }
-"""Test log-likelihoods in the order of the sets: Table 1 of the paper; for dvi-hetero, Table 2 of Wu et al. (2019)."""
+"""Published test log-likelihoods in the order of the sets.
+
+From Table 1 of the paper; dvi-hetero from Table 2 of Wu et al. (2019).
+"""
 
 ROWS = (
     "vbp",
@@ -42,14 +55,14 @@ ROWS = (
     "dvi-hetero",
     "vbp-ensemble",
 )
-"""The order of the rows; others follow."""
+"""The first rows of the table, in this order."""
 
 Cells = dict[str, dict[str, Any]]
-"""By the name of the data set."""
+"""The cells of one row, by data set."""
 
 
 def table1(folder: Path = cells.RESULTS / "table1") -> str:
-    """All rows by their own moments, with the published numbers, and by the exact moments of the same posterior."""
+    """All rows, by the method's own moments and by the exact moments of the same posterior."""
     names = {path.parent.name for path in folder.glob("*/*.json")}
     rows = {row: _cells(folder / row) for row in [r for r in ROWS if r in names] + sorted(names - set(ROWS))}
     return "\n\n".join(
@@ -64,7 +77,7 @@ def table1(folder: Path = cells.RESULTS / "table1") -> str:
 
 
 def calibration(folder: Path = cells.RESULTS / "calibrate") -> str:
-    """Plain networks and what calibrating them gives, on the test parts."""
+    """Test scores of plain networks and of the same networks after calibration."""
     lines = []
     for place in sorted(folder.iterdir()):
         runs = [json.loads(path.read_text())["rows"] for path in sorted(place.glob("*.json"))]
@@ -104,10 +117,8 @@ def _average(cell: dict[str, Any] | None, moments: str, score: str, digits: int)
     if cell is None:
         return ""
     values = np.array([split[moments][score] for split in cell["splits"]])
-    # Errors of naval are of the order of the fourth digit, its target of one.
-    digits = (
-        max(digits, 2 - int(np.floor(np.log10(abs(values.mean()))))) if score in ("rmse", "crps") else digits
-    )
+    if score in ("rmse", "crps"):  # three significant digits, because the errors of naval are tiny
+        digits = max(digits, 2 - int(np.floor(np.log10(abs(values.mean())))))
     return f"{values.mean():.{digits}f} ± {standard_error(values):.{digits}f}"
 
 
@@ -116,27 +127,24 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def markdown(lines: Iterable[list[str]]) -> str:
-    """A table; its first line is the head."""
+    """A Markdown table; the first line is its head."""
     head, *lines = lines
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    from . import consistency, defaults, estimators, networks, positions  # which import this module
+    from . import consistency, defaults, estimators, networks, positions  # they import this module
 
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(prog="python -m experiments.tables", description=__doc__)
     parser.add_argument("--out", type=Path, default=here / "RESULTS.md")
     options = parser.parse_args(arguments)
+    accuracy = cells.RESULTS / "accuracy"
     sections = {
         "table1": table1(),
         "consistency": consistency.tables(),
-        "networks": networks.table(
-            json.loads((cells.RESULTS / "accuracy" / "networks.json").read_text())["networks"]
-        ),
-        "positions": positions.table(
-            json.loads((cells.RESULTS / "accuracy" / "positions.json").read_text())["rows"]
-        ),
+        "networks": networks.table(json.loads((accuracy / "networks.json").read_text())["networks"]),
+        "positions": positions.table(json.loads((accuracy / "positions.json").read_text())["rows"]),
         "calibrate": calibration(),
         "defaults": defaults.tables(),
         "estimators": estimators.tables(),

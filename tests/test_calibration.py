@@ -122,7 +122,7 @@ def test_centred_is_normal_about_the_centre() -> None:
         torch.distributions.Normal(centre, 3.0**-0.5),
     )
     torch.testing.assert_close(kl, torch.distributions.kl_divergence(q, p).sum())
-    with pytest.raises(ValueError, match=r"keep the pretrained weights as it with centred\(net\)"):
+    with pytest.raises(ValueError, match=r"store the pretrained weights with centred\(net\)"):
         vp.priors.Centred().kl(Posterior(mean, logvar))
 
 

@@ -15,14 +15,14 @@ from varprop.gaussian import mean_of, move, second_moment_of, sqrt
 shapes = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 
 
-def draw(shape: tuple[int, ...]) -> Gaussian:
+def random(shape: tuple[int, ...]) -> Gaussian:
     return Gaussian(torch.randn(shape), torch.rand(shape))
 
 
 @settings(deadline=None)
 @given(shape=shapes)
 def test_moments_of_any_shape(shape: tuple[int, ...]) -> None:
-    x = draw(shape)
+    x = random(shape)
     assert x.shape == shape
     torch.testing.assert_close(x.std.square(), x.var)
     torch.testing.assert_close(x.second_moment, x.var + x.mean**2)
@@ -31,24 +31,24 @@ def test_moments_of_any_shape(shape: tuple[int, ...]) -> None:
 @settings(deadline=None)
 @given(shape=shapes, scale=st.floats(-3, 3), shift=st.floats(-3, 3))
 def test_scaling_and_shifting(shape: tuple[int, ...], scale: float, shift: float) -> None:
-    x = draw(shape)
+    x = random(shape)
     y = scale * x + shift
     torch.testing.assert_close(y.mean, scale * x.mean + shift)
     torch.testing.assert_close(y.var, scale**2 * x.var)
 
 
 def test_a_sum_adds_the_variances_of_independent_parts() -> None:
-    x, y = draw((3, 4)), draw((3, 4))
+    x, y = random((3, 4)), random((3, 4))
     assert torch.equal((x + y).var, x.var + y.var)
     assert torch.equal((x + y).mean, x.mean + y.mean)
 
 
 def test_a_shift_that_broadcasts_keeps_mean_and_variance_of_one_shape() -> None:
-    assert (draw((3, 1)) + torch.zeros(3, 4)).var.shape == (3, 4)
+    assert (random((3, 1)) + torch.zeros(3, 4)).var.shape == (3, 4)
 
 
 def test_map_moves_mean_and_variance_alike() -> None:
-    x = draw((2, 6))
+    x = random((2, 6))
     y = x.map(lambda t: t.view(3, 4))
     assert y.shape == (3, 4)
     assert torch.equal(y.var.flatten(), x.var.flatten())
@@ -93,7 +93,7 @@ def test_wrong_input_is_one_sentence(mean: object, var: object, error: type[Exce
 
 
 def test_it_is_frozen_and_survives_copy_and_pickle() -> None:
-    x = draw((2,))
+    x = random((2,))
     with pytest.raises(dataclasses.FrozenInstanceError):
         x.mean = torch.zeros(2)
     for again in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
@@ -102,7 +102,7 @@ def test_it_is_frozen_and_survives_copy_and_pickle() -> None:
 
 
 def test_it_passes_through_vmap_and_export() -> None:
-    x = draw((5, 2))
+    x = random((5, 2))
     doubled = torch.vmap(lambda g: g * 2.0)(x)
     assert torch.equal(doubled.var, 4 * x.var)
 

@@ -1,4 +1,4 @@
-"""Values computed outside of this package, to the digits shown."""
+"""Reference values computed independently of this package, to the digits shown."""
 
 import math
 
@@ -9,8 +9,7 @@ from scipy import integrate, stats
 from torch import nn
 
 import varprop as vp
-from varprop import likelihoods, priors
-from varprop import moments as fn
+from varprop import likelihoods, moments, priors
 from varprop.posterior import Posterior, Scales
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -92,7 +91,7 @@ def test_heteroscedastic_normal():
     ],
 )
 def test_weight_divergence(prior, mean, logvar, value):
-    # log a = log s² - log(μ² + 1e-8), and the golden values leave the 1e-8 out
+    # The library has log a = log s² - log(μ² + 1e-8); the reference values do without the 1e-8.
     assert prior.kl(Posterior(tensor(mean), tensor(logvar))).item() == pytest.approx(value, abs=2e-8)
 
 
@@ -100,14 +99,13 @@ def test_weight_divergence(prior, mean, logvar, value):
     ("row", "value"), [(0, 1.1102930464), (1, 0.6664091937)], ids=["Gamma", "InverseGamma"]
 )
 def test_divergence_of_a_lognormal_scale(row, value):
-    """One scale moved from LN(0, 1) to LN(0.3, 0.4) changes the whole divergence by the difference of its own."""
+    """Moving one scale from LN(0, 1) to LN(0.3, 0.4) changes the total divergence by that of this scale."""
     q, prior = Scales(1, logvar=0.0), priors.Horseshoe()
     before = prior.kl(Posterior(tensor(0.0), tensor(0.0), q)).item()
     q.group_mean.data[row], q.group_logvar.data[row] = 0.3, math.log(0.4)
     after = prior.kl(Posterior(tensor(0.0), tensor(0.0), q)).item()
-    at_start = math.exp(0.5) - 0.5 * (
-        math.log(2) + 1
-    )  # LN(0, 1) || Gamma(1/2, 1) and || InverseGamma(1/2, 1)
+    # The divergence of LN(0, 1) from Gamma(1/2, 1), which is that from InverseGamma(1/2, 1) too.
+    at_start = math.exp(0.5) - 0.5 * (math.log(2) + 1)
     assert after - before + at_start == pytest.approx(value, abs=1e-9)
 
 
@@ -140,7 +138,7 @@ def test_probit():
     ],
 )
 def test_gate_divergence(slope, m, s, value):
-    assert fn.gate_kl(gaussian(m, s**2), slope).item() == pytest.approx(value, abs=1.1e-6)
+    assert moments.gate_kl(gaussian(m, s**2), slope).item() == pytest.approx(value, abs=1.1e-6)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +159,7 @@ def test_clark_maximum_of_independent_normals(a, b):
     options = {"points": points, "limit": 400, "epsabs": 1e-12}
     mean = high - integrate.quad(product, low, high, **options)[0]
     second = high**2 - integrate.quad(lambda t: 2 * t * product(t), low, high, **options)[0]
-    out = fn.maximum(gaussian(*a), gaussian(*b))
+    out = moments.maximum(gaussian(*a), gaussian(*b))
     assert out.mean.item() == pytest.approx(mean, abs=1e-8)
     assert out.var.item() == pytest.approx(second - mean**2, abs=1e-7)
 

@@ -1,4 +1,4 @@
-"""Expectations of the log-likelihood against quadrature of high order, torch.distributions and sampling."""
+"""Expected log-likelihoods against quadrature of high order and torch.distributions."""
 
 import math
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def expectation(g, f: vp.Gaussian, nodes: int = 45) -> Tensor:
-    """E g(f) for independent entries in the last dimension, up to three, by a product of Gauss-Hermite rules."""
+    """E g(f) over up to three independent entries of the last dimension, by Gauss-Hermite quadrature."""
     x, w = (torch.tensor(a) for a in np.polynomial.hermite_e.hermegauss(nodes))
     w, k = w / w.sum(), f.shape[-1]
     grid = torch.cartesian_prod(*(x,) * k).view(-1, *(1,) * (f.mean.dim() - 1), k)
@@ -31,7 +31,7 @@ def output(*shape: int, scale: float = 1.0, seed: int = 0) -> vp.Gaussian:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- Normal
+# -------------------- Normal
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -80,7 +80,7 @@ def test_normal_refuses_a_precision_that_is_not_positive(precision):
         likelihoods.Normal(precision)
 
 
-# ------------------------------------------------------------------------------------------------------ heteroscedastic
+# -------------------- heteroscedastic
 
 
 def test_heteroscedastic_is_the_expectation_of_the_log_density():
@@ -116,7 +116,7 @@ def test_heteroscedastic_needs_two_outputs_for_each_target():
         likelihoods.HeteroscedasticNormal().target_shape(output(4, 3))
 
 
-# ---------------------------------------------------------------------------------------------------------- Categorical
+# -------------------- Categorical
 
 
 def lse_error(scale: float) -> Tensor:
@@ -157,7 +157,7 @@ def test_categorical_refuses_what_it_does_not_know():
         likelihoods.Categorical().log_prob(torch.randn(2, 3), torch.tensor([0.0, 1.0]))
 
 
-# --------------------------------------------------------------------------------------------------------------- probit
+# -------------------- probit
 
 
 def exact_probit(f: vp.Gaussian, y: Tensor, k: float = 1.0) -> Tensor:
@@ -206,7 +206,7 @@ def test_probit_refuses_what_it_does_not_know():
         likelihoods.Bernoulli().target_shape(output(4, 2))
 
 
-# ------------------------------------------------------------------------------------------------------- a user's own
+# -------------------- a user's own
 
 
 class Poisson(likelihoods.Likelihood):
@@ -229,7 +229,7 @@ def test_own_likelihood_trains_and_predicts():
     assert elbo.predict(x).log_prob(y).shape == (5,)
 
 
-# ------------------------------------------------------------------------------------------------------------- for all
+# -------------------- for all
 
 
 ALL = {

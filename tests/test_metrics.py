@@ -1,4 +1,4 @@
-"""Scores against sampling, and against numbers that can be said in advance."""
+"""Scores against Monte Carlo and against values known in advance."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def normal(mean: float, var: float, n: int = 1) -> NormalPredictive:
     )
 
 
-def test_crps_is_the_expected_distance_to_a_draw_less_half_that_of_two_draws() -> None:
+def test_crps_is_the_expected_distance_to_a_sample_minus_half_that_between_two_samples() -> None:
     torch.manual_seed(0)
     p = mixture([normal(-1.0, 0.5), normal(2.0, 3.0), normal(0.0, 1.0)])
     means, stds = torch.tensor([-1.0, 2.0, 0.0]), torch.tensor([0.5, 3.0, 1.0]).sqrt()
     which = torch.randint(3, (2, 400_000))
     a, b = means[which] + stds[which] * torch.randn(2, 400_000)
     for y in (-2.0, 0.3, 4.0):
-        draws = (a - y).abs() - (a - b).abs() / 2
-        error = draws.std() / draws.numel() ** 0.5
-        assert (crps(p, torch.tensor([[y]])) - draws.mean()).abs() < 5 * error
+        samples = (a - y).abs() - (a - b).abs() / 2
+        error = samples.std() / samples.numel() ** 0.5
+        assert (crps(p, torch.tensor([[y]])) - samples.mean()).abs() < 5 * error
 
 
 def test_crps_of_one_component_is_that_of_its_mixture_with_itself() -> None:
@@ -32,12 +32,12 @@ def test_crps_of_one_component_is_that_of_its_mixture_with_itself() -> None:
     torch.testing.assert_close(crps(p, y), crps(mixture([p, p]), y))  # type: ignore[arg-type]
 
 
-def test_crps_has_no_form_for_other_predictions() -> None:
+def test_crps_refuses_other_predictions() -> None:
     with pytest.raises(TypeError, match="mixture of normal"):
         crps(mixture([mixture([normal(0.0, 1.0)])]), torch.zeros(1, 1))  # type: ignore[arg-type]
 
 
-def test_coverage_of_draws_is_the_level() -> None:
+def test_coverage_of_samples_is_the_level() -> None:
     torch.manual_seed(0)
     p, n = normal(1.0, 4.0, n=20_000), 20_000
     y = 1 + 2 * torch.randn(n, 1)

@@ -24,7 +24,7 @@ def test_only_log_variances_are_added_and_the_means_stay() -> None:
     assert set(net.state_dict()) - set(before) == {"0.weight_logvar", "2.weight_logvar"}
 
 
-def test_log_variances_are_drawn_as_in_the_paper() -> None:
+def test_log_variances_are_initialised_as_in_the_paper() -> None:
     net = vp.variational(nn.Linear(200, 200))
     assert net.weight_logvar.mean().item() == pytest.approx(-9, abs=1e-4)
     assert net.weight_logvar.std().item() == pytest.approx(1e-3, rel=0.05)
@@ -51,6 +51,58 @@ def test_he_initialisation_of_a_transposed_convolution_keeps_the_scale() -> None
     x = torch.randn(4, 64, 16, 16).relu()
     inner = layer(x)[..., 4:-4, 4:-4]
     assert inner.square().mean().item() == pytest.approx(2 * x.square().mean().item(), rel=0.1)
+
+
+FAN_IN = {
+    "linear": (nn.Linear(7, 3), torch.ones(2, 7), 7),
+    "convolution": (nn.Conv2d(8, 6, 3), torch.ones(2, 8, 6, 6), 72),
+    "convolution with groups": (nn.Conv2d(8, 6, 3, groups=2), torch.ones(2, 8, 6, 6), 36),
+    "strided convolution": (nn.Conv1d(4, 6, 3, stride=2), torch.ones(2, 4, 9), 12),
+    "transposed convolution": (nn.ConvTranspose2d(16, 2, 3), torch.ones(2, 16, 8, 8), 144),
+    "transposed convolution with groups": (nn.ConvTranspose1d(8, 4, 3, groups=2), torch.ones(2, 8, 9), 12),
+    "transposed convolution with a stride": (nn.ConvTranspose2d(8, 3, 4, 2), torch.ones(2, 8, 9, 9), 32),
+    "transposed convolution, uneven stride": (nn.ConvTranspose1d(8, 3, 3, 2), torch.ones(2, 8, 24), 12),
+    "embedding": (nn.Embedding(50, 8), torch.tensor([[3, 7], [3, 0]]), 1),
+    "bag of one": (nn.EmbeddingBag(50, 8), torch.tensor([[3], [7]]), 1),
+}
+
+
+@pytest.mark.parametrize("posterior", ["full", "factored"])
+@pytest.mark.parametrize("name", FAN_IN)
+def test_with_weights_from_the_fan_in_prior_outputs_are_as_large_as_inputs(name: str, posterior: str) -> None:
+    layer, x, fan_in = FAN_IN[name]
+    layer = vp.variational(copy.deepcopy(layer).double(), posterior=posterior)
+    ((_, q),) = vp.posteriors(layer)
+    assert q.fan_in == fan_in
+    with torch.no_grad():
+        layer.weight.zero_()
+        for parameter_name, parameter in layer.named_parameters():
+            if "logvar" in parameter_name:
+                parameter.fill_(-math.log(q.fan_in) / (2 if hasattr(layer, "weight_logvar_in") else 1))
+    ((_, q),) = vp.posteriors(layer)
+    assert vp.priors.FanIn(gain=1.0).kl(q).item() == pytest.approx(0.0, abs=1e-9)
+    var = vp.DVI(layer, x.double() if x.is_floating_point() else x).var
+    edge = 4 if isinstance(layer, nn.modules.conv._ConvTransposeNd) else 0  # border outputs see fewer inputs
+    for dim in range(2, var.dim()):
+        var = var.narrow(dim, edge, (var.shape[dim] - 2 * edge) // 2 * 2)
+    torch.testing.assert_close(var.mean(), torch.tensor(1.0, dtype=torch.float64))
+
+
+def test_the_fan_in_of_attention_and_recurrent_weights_is_their_number_of_columns() -> None:
+    net = nn.ModuleList(
+        [
+            nn.MultiheadAttention(8, 2),
+            nn.MultiheadAttention(8, 2, kdim=5, vdim=3),
+            nn.LSTM(3, 6, proj_size=4),
+            nn.GRUCell(3, 6),
+        ]
+    )
+    found = {name: q.fan_in for name, q in vp.posteriors(vp.variational(net, biases=True))}
+    assert found["0.in_proj_weight"] == found["0.out_proj.weight"] == 8
+    assert [found[f"1.{part}_proj_weight"] for part in "qkv"] == [8, 5, 3]
+    assert [found[f"2.weight_{kind}_l0"] for kind in ("ih", "hh", "hr")] == [3, 4, 6]
+    assert [found[f"3.weight_{kind}"] for kind in ("ih", "hh")] == [3, 6]
+    assert {value for name, value in found.items() if "bias" in name} == {1}
 
 
 def test_it_is_idempotent() -> None:

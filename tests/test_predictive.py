@@ -1,4 +1,4 @@
-"""Predictions are distributions: normalised, with the moments, quantiles and entropies that sampling finds."""
+"""Predictions are normalised and have the moments, quantiles and entropies of Monte Carlo samples."""
 
 import math
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 APPROXIMATIONS = ["quadrature", "delta", "mackay", "plugin", "samples"]
 
 
-def softmax_draws(f: vp.Gaussian, n: int = 100_000) -> Tensor:
+def softmax_samples(f: vp.Gaussian, n: int = 100_000) -> Tensor:
     generator = torch.Generator().manual_seed(7)
     return (f.mean + f.var.sqrt() * torch.randn((n, *f.shape), generator=generator)).softmax(2)
 
@@ -27,7 +27,7 @@ def entropy(p: Tensor) -> Tensor:
     return -(p * p.log()).sum(-1)
 
 
-# --------------------------------------------------------------------------------------------------------------- normal
+# -------------------- normal
 
 
 def regression(seed: int = 0) -> NormalPredictive:
@@ -57,14 +57,14 @@ def test_normal_predictive_of_a_network_is_the_output_and_the_noise():
 
 
 @pytest.mark.parametrize("level", [0.05, 0.5, 0.9, 0.999, 1 - 1e-10])
-def test_interval_holds_its_level(level):
+def test_interval_contains_its_level(level):
     p = regression()
     low, high = p.interval(level)
     torch.testing.assert_close(p.cdf(high) - p.cdf(low), torch.full((5, 2), level), rtol=0, atol=1e-12)
     torch.testing.assert_close(p.cdf(low), torch.full((5, 2), (1 - level) / 2), rtol=1e-6, atol=0)
 
 
-def test_interval_covers_draws():
+def test_interval_covers_samples():
     p, n = regression(), 20_000
     y = p.mean + p.std * torch.randn(n, 5, 2)
     low, high = p.interval(0.8)
@@ -79,7 +79,7 @@ def test_interval_refuses_a_level_that_is_no_probability(level):
             p.interval(level)
 
 
-# -------------------------------------------------------------------------------------------------------------- classes
+# -------------------- classes
 
 
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)
@@ -99,9 +99,8 @@ def test_class_probabilities_are_probabilities(approximation, scale, classes):
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)
 def test_without_variance_the_probabilities_are_the_softmax(approximation):
     m = torch.randn(6, 4)
-    cut = (
-        3e-4 if approximation == "quadrature" else 1e-12
-    )  # the integral ends where the largest Gumbel is below 1e-5
+    # The integral is truncated where the density of the largest Gumbel variable falls below 1e-5.
+    cut = 3e-4 if approximation == "quadrature" else 1e-12
     for f in (m, vp.Gaussian(m, torch.zeros_like(m))):
         p = likelihoods.Categorical(approximation).predictive(f)
         torch.testing.assert_close(p.probs, m.softmax(1))
@@ -141,9 +140,9 @@ def test_delta_probabilities_of_two_classes_agree_with_the_expected_sigmoid():
         ("mackay", 1.0, 0.15),
     ],
 )
-def test_probabilities_against_a_hundred_thousand_draws(approximation, scale, tolerance):
+def test_probabilities_against_monte_carlo(approximation, scale, tolerance):
     f = output(20, 3, scale=2 * scale)
-    truth = softmax_draws(f).mean(0)
+    truth = softmax_samples(f).mean(0)
     error = (likelihoods.Categorical(approximation).predictive(f).probs - truth).abs().max()
     plugin = (f.mean.softmax(1) - truth).abs().max()
     assert error < min(tolerance, plugin)
@@ -166,8 +165,8 @@ def test_samples_repeat_and_get_better_with_their_number():
 )
 def test_mutual_information_against_sampling(approximation, scale, relative):
     f = output(20, 3, scale=scale)
-    draws = softmax_draws(f)
-    exact = entropy(draws.mean(0)) - entropy(draws).mean(0)
+    samples = softmax_samples(f)
+    exact = entropy(samples.mean(0)) - entropy(samples).mean(0)
     p = likelihoods.Categorical(approximation).predictive(f)
     assert ((p.mutual_information - exact).abs() < relative * exact.max()).all()
     torch.testing.assert_close(p.entropy, entropy(p.probs))
@@ -201,7 +200,7 @@ def test_class_log_prob_is_that_of_the_label():
         p.log_prob(y.double())
 
 
-# --------------------------------------------------------------------------------------------------------------- labels
+# -------------------- labels
 
 
 def test_label_probability_and_information_by_quadrature():
@@ -225,7 +224,7 @@ def test_label_log_prob_sums_over_labels():
 
 
 @pytest.mark.parametrize("score", [-12.0, -7.0, 7.0, 12.0])
-def test_label_log_prob_keeps_its_digits_where_the_prediction_is_sure_and_wrong(score):
+def test_label_log_prob_is_precise_for_a_confident_wrong_prediction(score):
     f = torch.tensor([[score]], dtype=torch.float32)
     y = (f < 0).long()
     expected = torch.special.log_ndtr(torch.tensor(-abs(score))).item()
@@ -234,7 +233,7 @@ def test_label_log_prob_keeps_its_digits_where_the_prediction_is_sure_and_wrong(
     assert mixture([p, p]).log_prob(y).item() == pytest.approx(expected, rel=1e-4)
 
 
-# ------------------------------------------------------------------------------------------------------------- latent
+# -------------------- latent
 
 
 def test_own_likelihood_predicts_by_quadrature_and_is_normalised():
@@ -247,14 +246,14 @@ def test_own_likelihood_predicts_by_quadrature_and_is_normalised():
     torch.testing.assert_close(total, torch.ones(4), rtol=0, atol=1e-6)
 
 
-# -------------------------------------------------------------------------------------------------------------- mixture
+# -------------------- mixture
 
 
 def members() -> list[NormalPredictive]:
     return [regression(seed) for seed in range(3)]
 
 
-def mixture_draws(n: int = 200_000) -> Tensor:
+def mixture_samples(n: int = 200_000) -> Tensor:
     generator = torch.Generator().manual_seed(5)
     parts = members()
     mean, std = torch.stack([p.mean for p in parts]), torch.stack([p.std for p in parts])
@@ -263,7 +262,7 @@ def mixture_draws(n: int = 200_000) -> Tensor:
 
 
 def test_mixture_moments_quantiles_and_distribution_function_against_sampling():
-    p, y = mixture(members()), mixture_draws()
+    p, y = mixture(members()), mixture_samples()
     n = len(y)
     assert ((p.mean - y.mean(0)).abs() < 5 * y.std(0) / math.sqrt(n)).all()
     fourth = (y - y.mean(0)).pow(4).mean(0)
@@ -320,7 +319,7 @@ def test_mixture_of_nothing_is_refused():
         mixture([])
 
 
-# --------------------------------------------------------------------------------------------------------------- shapes
+# -------------------- shapes
 
 
 @pytest.mark.parametrize(

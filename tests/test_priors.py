@@ -1,6 +1,7 @@
-"""Each divergence against torch.distributions, sampling or quadrature."""
+"""Each divergence against torch.distributions, Monte Carlo or quadrature."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -30,14 +31,14 @@ def normal(q: Posterior) -> dist.Normal:
 
 
 def by_sampling(q: dist.Distribution, p: dist.Distribution, n: int = 100_000) -> tuple[Tensor, Tensor]:
-    """KL(q || p), summed, and the variance of its estimate."""
+    """A Monte Carlo estimate of KL(q || p), summed, and the variance of the estimate."""
     torch.manual_seed(0)
     w = q.sample((n,))
     ratio = (q.log_prob(w) - p.log_prob(w)).flatten(1).sum(1)
     return ratio.mean().detach(), (ratio.var() / n).detach()
 
 
-# --------------------------------------------------------------------------------------------------------------- Normal
+# -------------------- Normal
 
 
 @pytest.mark.parametrize("precision", [0.1, 1.0, 10.0, 1e4])
@@ -56,6 +57,16 @@ def test_fan_in_is_normal_with_a_variance_by_the_number_of_inputs(shape, inputs)
     torch.testing.assert_close(priors.FanIn(gain=3.0).kl(q), priors.Normal(precision=inputs / 3.0).kl(q))
 
 
+def test_fan_in_follows_the_layer_where_the_posterior_knows_it():
+    q = replace(posterior(4, 6), fan_in=30.0)
+    torch.testing.assert_close(priors.FanIn(gain=3.0).kl(q), priors.Normal(precision=10.0).kl(q))
+
+
+def test_fan_in_of_an_embedding_without_its_padding_row_is_still_one():
+    ((_, q),) = vp.posteriors(vp.variational(nn.Embedding(5, 3, padding_idx=0)))
+    torch.testing.assert_close(priors.FanIn(gain=2.0).kl(q.random), priors.Normal(precision=0.5).kl(q.random))
+
+
 def test_normal_is_zero_at_the_prior_and_positive_elsewhere():
     at_prior = Posterior(torch.zeros(3), torch.full((3,), math.log(0.25)))
     assert priors.Normal(4.0).kl(at_prior).item() == pytest.approx(0.0, abs=1e-14)
@@ -66,11 +77,11 @@ def test_normal_is_zero_at_the_prior_and_positive_elsewhere():
         assert priors.Normal(4.0).kl(q) > 0
 
 
-# ----------------------------------------------------------------------------------------------------------- LogUniform
+# -------------------- LogUniform
 
 
 def exact_log_uniform(log_alpha: float) -> float:
-    """KL = E log|z + d| - E log|z| with d = 1/√alpha: what the divergence is above its limit for infinite alpha."""
+    """KL = E log|z + d| - E log|z| with d = 1/√alpha, relative to its limit for infinite alpha."""
     d = math.exp(-log_alpha / 2)
     value, _ = integrate.quad(
         lambda u: math.log(abs(u)) * math.exp(-((u - d) ** 2) / 2) if u else 0.0,
@@ -97,7 +108,7 @@ def test_log_uniform_is_close_to_the_exact_divergence():
 
 
 def test_log_uniform_differences_agree_with_sampling():
-    """The prior is improper, but differences of divergences are not: p(w) ∝ 1/|w|."""
+    """The prior p(w) ∝ 1/|w| is improper, but differences of divergences are well defined."""
     torch.manual_seed(0)
     values, error = [], 0.0
     for log_alpha in (-2.0, 1.0):
@@ -111,7 +122,7 @@ def test_log_uniform_differences_agree_with_sampling():
     )
 
 
-def test_log_uniform_knows_only_the_ratio_of_mean_and_deviation_and_falls_to_zero():
+def test_log_uniform_depends_only_on_the_ratio_of_mean_and_deviation_and_falls_to_zero():
     assert log_uniform(-1.0, mean=0.2) == pytest.approx(log_uniform(-1.0, mean=-3.0), abs=1e-6)
     values = [log_uniform(a) for a in np.linspace(-8, 8, 50)]
     assert all(a > b > 0 for a, b in pairwise(values))
@@ -121,7 +132,7 @@ def test_log_uniform_knows_only_the_ratio_of_mean_and_deviation_and_falls_to_zer
         assert gradient.isfinite().all()
 
 
-# ------------------------------------------------------------------------------------------------------- EmpiricalBayes
+# -------------------- EmpiricalBayes
 
 
 def hyper(s: float, hyperprior: tuple[float, float] | None) -> float:
@@ -143,8 +154,8 @@ def test_empirical_bayes_is_the_minimum_over_the_prior_variance(hyperprior):
 
 
 @pytest.mark.parametrize("hyperprior", [None, (1.0, 10.0)])
-def test_empirical_bayes_gradient_leaves_the_optimal_variance_alone(hyperprior):
-    """At the optimum the objective is flat in s, so its gradient is that of the Normal prior with s held fixed."""
+def test_empirical_bayes_gradient_is_that_at_a_fixed_variance(hyperprior):
+    """The objective is flat in s at the optimum, so its gradient is that of a Normal prior with fixed s."""
     q = posterior(6, 3)
     n, total = q.mean.numel(), (q.mean**2 + q.logvar.exp()).sum().item()
     a, b = hyperprior or (-1.0, 0.0)
@@ -163,7 +174,7 @@ def test_empirical_bayes_is_zero_where_the_posterior_is_a_normal_prior():
     assert priors.EmpiricalBayes().kl(posterior(4, 5)) > 0
 
 
-# ------------------------------------------------------------------------------------------------------------ Horseshoe
+# -------------------- Horseshoe
 
 
 def horseshoe_posterior() -> Posterior:
@@ -232,7 +243,7 @@ def test_horseshoe_minimum_over_a_scale_is_where_its_gradient_vanishes():
     assert gradient[0].item() == pytest.approx(0.0, abs=1e-12)
 
 
-def test_horseshoe_takes_random_biases_as_standard_normal_and_refuses_weights_without_scales():
+def test_horseshoe_gives_random_biases_a_standard_normal_and_refuses_weights_without_scales():
     q = posterior(4)
     assert priors.Horseshoe(0.1).kl(q).item() == pytest.approx(
         dist.kl_divergence(normal(q), dist.Normal(0.0, 1.0)).sum().item()
@@ -241,7 +252,7 @@ def test_horseshoe_takes_random_biases_as_standard_normal_and_refuses_weights_wi
         priors.Horseshoe().kl(posterior(4, 3))
 
 
-# --------------------------------------------------------------------------------------------------------------- errors
+# -------------------- errors
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
@@ -261,7 +272,7 @@ def test_bad_arguments_are_refused(make, value):
         make(value)
 
 
-# ---------------------------------------------------------------------------------------------------- sums over a network
+# -------------------- sums over a network
 
 
 PRIORS = [
@@ -291,7 +302,7 @@ def test_divergence_of_a_network_is_the_sum_over_its_random_weights(form):
     assert elbo.terms(torch.randn(2, 3), torch.randn(2, 2)).kl.item() == pytest.approx(expected)
 
 
-def test_certain_weights_cost_nothing():
+def test_deterministic_weights_have_no_divergence():
     net = vp.variational(
         nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), where=lambda name, _: name == "2"
     )

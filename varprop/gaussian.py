@@ -1,4 +1,4 @@
-"""A random activation: independent normal entries, carried as a mean and a variance."""
+"""A random activation with independent normal entries, represented by its mean and its variance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Gaussian:
     >>> x = Gaussian(torch.tensor([1.0, 2.0]), torch.tensor([0.25, 1.0]))
     >>> x.std
     tensor([0.5000, 1.0000])
-    >>> (2 * x + x).var          # the operands of a sum are taken as independent
+    >>> (2 * x + x).var          # a sum takes its operands as independent
     tensor([1.2500, 5.0000])
     """
 
@@ -31,16 +31,18 @@ class Gaussian:
                 raise TypeError(f"Gaussian: {name} must be a torch.Tensor, got {type(value).__name__}.")
         if self.mean.shape != self.var.shape:
             raise ValueError(
-                f"Gaussian: mean has shape {tuple(self.mean.shape)} and var {tuple(self.var.shape)}; give one variance for each mean."
+                f"Gaussian: mean has shape {tuple(self.mean.shape)} and var {tuple(self.var.shape)}; "
+                "give one variance for each mean."
             )
         if not torch.compiler.is_compiling() and not bool((self.var >= 0).all()):
-            raise ValueError("Gaussian: var has negative or NaN entries; a variance is zero or more.")
+            raise ValueError("Gaussian: var has negative or NaN entries; a variance must be zero or more.")
 
     @classmethod
     def of(cls, mean: Tensor, var: Tensor) -> Gaussian:
-        """Build without looking at the values, for rules whose variance is right by construction.
+        """Build without checking the values, for rules whose variance is non-negative by construction.
 
-        Reading a value stalls an accelerator and cannot be done under `vmap`, so every rule of the library ends here.
+        Reading a value stalls an accelerator and is impossible under `vmap`, so every rule of the library
+        builds its result here.
         """
         x = object.__new__(cls)
         object.__setattr__(x, "mean", mean)
@@ -60,28 +62,34 @@ class Gaussian:
         return self.mean.shape
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Gaussian:
-        """Apply an operation that only moves entries (reshape, index, pad with zeros) to the mean and to the variance."""
+        """Apply an operation that only moves entries (reshape, index, zero-pad) to mean and variance."""
         return Gaussian.of(move(self.mean), move(self.var))
 
     def detach(self) -> Gaussian:
         return self.map(Tensor.detach)
 
     def sample(self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draw `shape` independent copies by reparametrisation: gradients reach mean and variance."""
+        """`shape` independent samples by reparametrisation: gradients reach mean and variance."""
         noise = torch.randn(
             (*shape, *self.shape), generator=generator, dtype=self.mean.dtype, device=self.mean.device
         )
         return self.mean + self.std * noise
 
     def plus(self, other: Gaussian | Tensor | float) -> Gaussian:
-        """The sum with a constant or with an independent variable. `+` is the same, but `torch.compile` cannot see it beside a tensor."""
+        """The sum with a constant or with an independent variable.
+
+        The same as `+`, which `torch.compile` cannot trace when the left operand is a tensor.
+        """
         if isinstance(other, Gaussian):
             return Gaussian.of(self.mean + other.mean, self.var + other.var)
         mean = self.mean + other
         return Gaussian.of(mean, self.var.expand_as(mean))
 
     def times(self, scale: Tensor | float) -> Gaussian:
-        """The product with a constant. `*` is the same, but `torch.compile` cannot see it beside a tensor."""
+        """The product with a constant.
+
+        The same as `*`, which `torch.compile` cannot trace when the left operand is a tensor.
+        """
         return Gaussian.of(self.mean * scale, self.var * scale**2)
 
     __add__ = __radd__ = plus
@@ -92,7 +100,7 @@ Activation: TypeAlias = Tensor | Gaussian
 
 
 def as_gaussian(x: Activation) -> Gaussian:
-    """A certain activation with variance zero."""
+    """The activation itself or, if it is deterministic, a Gaussian with variance zero."""
     return x if isinstance(x, Gaussian) else Gaussian.of(x, torch.zeros_like(x))
 
 
@@ -105,12 +113,12 @@ def second_moment_of(x: Activation) -> Tensor:
 
 
 def move(op: Callable[[Tensor], Tensor], x: Activation) -> Activation:
-    """Apply an operation that only moves entries to an activation of either kind."""
+    """Apply an operation that only moves entries to a random or deterministic activation."""
     return x.map(op) if isinstance(x, Gaussian) else op(x)
 
 
 def sqrt(var: Tensor) -> Tensor:
-    """Square root with gradient zero, rather than infinite, at zero."""
+    """Square root whose gradient at zero is zero instead of infinite."""
     positive = var > 0
     return torch.where(positive, torch.where(positive, var, 1.0).sqrt(), 0.0)
 

@@ -1,111 +1,83 @@
-"""q(w): the random weights of a network, kept as log-variances beside torch's own weights."""
+"""q(w): the random weights of a network, stored as log-variances beside torch's own weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
 from .gaussian import Activation, Gaussian
+from .horseshoe import Scales
 from .moments import FactoredWeight, Outer, Weight, per_channel
 
-RANDOM_LAYERS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.MultiheadAttention,
-    nn.RNNBase,
-    nn.RNNCellBase,
-)
-_SCALED = RANDOM_LAYERS[:7]
+_AFFINE = (nn.Linear, _ConvNd)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+RANDOM_LAYERS = (*_AFFINE, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, *_RECURRENT)
+"""The layers whose weights `variational` can make random."""
+
 Form = Literal["full", "factored", "horseshoe"]
 Net = TypeVar("Net", bound=nn.Module)
-Layer: TypeAlias = (
-    Any  # an nn.Module with torch's weight and bias; modules type their attributes as Tensor | Module
-)
+Layer: TypeAlias = Any
+"""A module with torch's weight and bias; `nn.Module` types every attribute as Tensor | Module."""
 
 
-class Scales(nn.Module):
-    """Log-normal scales of a horseshoe posterior: one for each group of a layer's weights and one for the layer (Eq. 18).
-
-    A half-Cauchy scale is √(a b) with a gamma and b inverse-gamma; each of a and b has its own log-normal, row 0 and row 1.
-    """
-
-    def __init__(self, groups: int, logvar: float = -9.0, **place: Any) -> None:
-        super().__init__()
-        self.group_mean = nn.Parameter(torch.zeros(2, groups, **place))
-        self.group_logvar = nn.Parameter(torch.full((2, groups), logvar, **place))
-        self.layer_mean = nn.Parameter(torch.zeros(2, 1, **place))
-        self.layer_logvar = nn.Parameter(torch.full((2, 1), logvar, **place))
-
-    @property
-    def group(self) -> Gaussian:
-        return _root_of_product(self.group_mean, self.group_logvar)
-
-    @property
-    def layer(self) -> Gaussian:
-        return _root_of_product(self.layer_mean, self.layer_logvar)
-
-
-def _root_of_product(log_mean: Tensor, log_logvar: Tensor) -> Gaussian:
-    m, v = log_mean.sum(0) / 2, log_logvar.exp().sum(0) / 4
-    mean = torch.exp(m + v / 2)
-    return Gaussian.of(mean, mean.square() * torch.expm1(v))
+# -------------------- the posterior of one tensor
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """q of one weight tensor: independent normals, times the scales of a horseshoe where there are any."""
+    """The posterior of one weight tensor: independent normals, with horseshoe scales if there are any."""
 
     mean: Tensor
     logvar: Tensor
     scales: Scales | None = None
     centre: Tensor | None = None
-    """Where the mean was when `centred` was called."""
+    """The means at the time `centred` was called, for `priors.Centred`."""
     padding: int | None = None
-    """The row of an embedding that stands for no entry: it is certain."""
+    """The row of an embedding that stands for padding; it is deterministic."""
+    fan_in: float | None = None
+    """How many inputs an output of the layer sums over (see `fan_in`), for `priors.FanIn`."""
 
     @property
     def var(self) -> Tensor:
-        return self._but_padding(self.logvar.exp())
+        return self._without_padding(self.logvar.exp())
 
     @property
     def std(self) -> Tensor:
-        return self._but_padding(torch.exp(self.logvar / 2))
+        return self._without_padding(torch.exp(self.logvar / 2))
 
     @property
     def random(self) -> Posterior:
-        """What a prior weighs: all but the row of padding.
+        """The part that has a prior: everything except the padding row of an embedding.
 
         >>> ((_, q),) = vp.posteriors(vp.variational(nn.Embedding(5, 3, padding_idx=0)))
         >>> q.mean.shape, q.random.mean.shape
         (torch.Size([5, 3]), torch.Size([4, 3]))
         """
-        if self.padding is None:
+        row = self.padding
+        if row is None:
             return self
 
         def others(t: Tensor) -> Tensor:
-            return torch.cat((t[: self.padding], t[self.padding + 1 :]))  # type: ignore[operator]
+            return torch.cat((t[:row], t[row + 1 :]))
 
         centre = None if self.centre is None else others(self.centre)
         return replace(self, mean=others(self.mean), logvar=others(self.logvar), centre=centre, padding=None)
 
-    def _but_padding(self, t: Tensor) -> Tensor:
+    def _without_padding(self, t: Tensor) -> Tensor:
         if self.padding is None:
             return t
         rows = torch.arange(len(t), device=t.device)
         return t.masked_fill((rows == self.padding).unsqueeze(-1), 0.0)
+
+
+# -------------------- making weights random
 
 
 def variational(
@@ -117,124 +89,135 @@ def variational(
     init: Literal["he"] | None = None,
     biases: bool = False,
 ) -> Net:
-    """Make the weights of a network random, in place: `weight_logvar` beside each `weight`, which becomes the posterior mean.
+    """Make the weights of a network random, in place.
 
-    Linear, convolution, embedding, attention and recurrent layers are taken, or those of them for which `where(name, module)` holds.
-    Attention and recurrent layers have several weights, and `in_proj_weight_logvar`, `weight_hh_l0_logvar` and so on beside them.
-    A layer that already is random stays as it is.
+    Each `weight` becomes a posterior mean, and a new parameter `weight_logvar` holds the log-variances.
+    Linear, convolution, embedding, attention and recurrent layers are made random, or those of them for which
+    `where(name, module)` is true. Attention and recurrent layers have several weights, each with its own
+    log-variances (`in_proj_weight_logvar`, `weight_hh_l0_logvar`). Layers already random are skipped.
 
-    :param logvar: log-variances are drawn from N(logvar, 0.001²), as in the paper.
-    :param posterior: "full", a variance for each weight; "factored", variances Var[w_oi] = a_o b_i, which make a pass cheaper (linear
-        layers and convolutions without groups; others stay full); "horseshoe", full with log-normal group scales, for `priors.Horseshoe`
-        (linear layers and convolutions).
-    :param init: "he" draws the means of linear layers and convolutions anew as in the paper and zeroes their biases; by default, and in
-        all other layers, they stay as they are.
+    :param logvar: log-variances are initialised from N(logvar, 0.001²), as in the paper.
+    :param posterior: "full" has one variance for each weight. "factored" has variances Var[w_oi] = a_o b_i,
+        which make a pass cheaper; layers other than linear layers and convolutions without groups stay full.
+        "horseshoe" adds log-normal group scales for `priors.Horseshoe`, in linear layers and convolutions.
+    :param init: "he" initialises the means of linear layers and convolutions anew and sets their biases to
+        zero, as in the paper. By default all means keep their values.
     :param biases: make biases random too.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)))
     >>> [name for name, _ in vp.posteriors(net)]
     ['0.weight', '2.weight']
     """
-    if posterior not in ("full", "factored", "horseshoe"):
+    if posterior not in get_args(Form):
         raise ValueError(
             f'variational: posterior must be "full", "factored" or "horseshoe", got {posterior!r}.'
         )
     if init not in (None, "he"):
         raise ValueError(f'variational: init must be None or "he", got {init!r}.')
-    chosen: list[tuple[str, Layer]] = [
+    chosen = [
         (name, layer)
         for name, layer in net.named_modules()
         if isinstance(layer, RANDOM_LAYERS) and (where is None or where(name, layer))
     ]
     if not chosen:
         raise ValueError(
-            "variational: no layer was chosen; the network has no layer with weights for which `where` holds."
+            "variational: no layer was chosen; the network has no layer of a supported type for which "
+            "`where` is true."
         )
     for name, layer in chosen:
-        if posterior == "horseshoe" and not isinstance(layer, _SCALED):
-            kind = type(layer).__name__
-            raise ValueError(
-                f"variational: layer {name!r}, {kind}, has no horseshoe posterior; leave it out with where=."
-            )
-        if any(is_lazy(p) for p in layer.parameters(recurse=False)):
-            raise ValueError(
-                f"variational: layer {name!r} has no shape yet; run the network once on a batch, then call variational."
-            )
+        _check_layer(name, layer, posterior)
         if not is_random(layer):
             _randomise(layer, logvar, posterior, init, biases)
     return net
 
 
+def _check_layer(name: str, layer: nn.Module, posterior: Form) -> None:
+    if posterior == "horseshoe" and not isinstance(layer, _AFFINE):
+        raise ValueError(
+            f"variational: layer {name!r}, {type(layer).__name__}, has no horseshoe posterior; "
+            "leave it out with where=."
+        )
+    if any(is_lazy(p) for p in layer.parameters(recurse=False)):
+        raise ValueError(
+            f"variational: layer {name!r} has no shape yet; run the network on a batch before variational."
+        )
+
+
 def _randomise(layer: Layer, logvar: float, posterior: Form, init: str | None, biases: bool) -> None:
-    def parameter(name: str, shape: torch.Size | tuple[int, ...], centre: float, like: Tensor) -> None:
+    def add(name: str, like: Tensor, shape: Sequence[int], centre: float) -> None:
         layer.register_parameter(name, nn.Parameter(like.new_empty(shape).normal_(centre, 1e-3)))
 
-    weights, offsets = _tensors(layer)
-    if isinstance(layer, _SCALED):
-        _initialise(layer, init)
+    names = [*_weight_names(layer), *(_bias_names(layer) if biases else ())]
+    if isinstance(layer, _AFFINE):
         weight: Tensor = layer.weight
+        if init == "he":
+            _initialise(layer)
         if posterior == "factored" and getattr(layer, "groups", 1) == 1:
-            axis = _output_axis(layer)
-            parameter(
-                "weight_logvar_out",
-                tuple(n if i == axis else 1 for i, n in enumerate(weight.shape)),
-                logvar / 2,
-                weight,
-            )
-            parameter(
-                "weight_logvar_in",
-                tuple(1 if i == axis else n for i, n in enumerate(weight.shape)),
-                logvar / 2,
-                weight,
-            )
-            weights = ()
+            outputs = 1 if isinstance(layer, _ConvTransposeNd) else 0
+            sizes = list(enumerate(weight.shape))
+            add("weight_logvar_out", weight, [n if d == outputs else 1 for d, n in sizes], logvar / 2)
+            add("weight_logvar_in", weight, [1 if d == outputs else n for d, n in sizes], logvar / 2)
+            names.remove("weight")
         if posterior == "horseshoe":
-            groups = weight.shape[1] if isinstance(layer, nn.Linear) else layer.out_channels
-            layer.scales = Scales(int(groups), logvar, dtype=weight.dtype, device=weight.device)
-    for name in (*weights, *(offsets if biases else ())):
-        tensor = getattr(layer, name)
-        if tensor is not None:
-            parameter(f"{name}_logvar", tensor.shape, logvar, tensor)
+            groups = layer.in_features if isinstance(layer, nn.Linear) else layer.out_channels
+            layer.scales = Scales(groups, logvar, weight.dtype, weight.device)
+    for name in names:
+        mean: Tensor | None = getattr(layer, name)
+        if mean is not None:
+            add(f"{name}_logvar", mean, mean.shape, logvar)
 
 
-def _initialise(layer: Layer, init: str | None) -> None:
-    if init == "he":
-        with torch.no_grad():
-            layer.weight.normal_(0.0, math.sqrt(2 / fan_in(layer)))
-            if layer.bias is not None:
-                layer.bias.zero_()
+@torch.no_grad()
+def _initialise(layer: Layer) -> None:
+    layer.weight.normal_(0.0, math.sqrt(2 / fan_in(layer)))
+    if layer.bias is not None:
+        layer.bias.zero_()
 
 
-def _tensors(layer: Layer) -> tuple[Sequence[str], Sequence[str]]:
-    """The names of a layer's own weights and biases."""
+def _weight_names(layer: nn.Module) -> Sequence[str]:
     if isinstance(layer, nn.MultiheadAttention):
-        return ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"), ("in_proj_bias",)
-    if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
-        names = list(layer._parameters)
-        return [name for name in names if name.startswith("weight")], [
-            name for name in names if name.startswith("bias")
-        ]
-    return ("weight",), ("bias",) if hasattr(layer, "bias") else ()
+        return "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
+    if isinstance(layer, _RECURRENT):
+        return [name for name in layer._parameters if name.startswith("weight")]
+    return ("weight",)
 
 
-def _output_axis(layer: nn.Module) -> int:
-    return 1 if isinstance(layer, nn.modules.conv._ConvTransposeNd) else 0
+def _bias_names(layer: nn.Module) -> Sequence[str]:
+    if isinstance(layer, nn.MultiheadAttention):
+        return ("in_proj_bias",)
+    if isinstance(layer, _RECURRENT):
+        return [name for name in layer._parameters if name.startswith("bias")]
+    return ("bias",) if hasattr(layer, "bias") else ()
 
 
-def fan_in(layer: Layer) -> float:
-    """How many inputs an output sums over: for a transposed convolution, those a stride leaves."""
-    weight: Tensor = layer.weight
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
-        return weight[:, 0].numel() / layer.groups / math.prod(layer.stride)
-    return weight[0].numel()
+# -------------------- reading random weights
+
+
+def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
+    """Every random tensor of the network, with the name of its mean."""
+    layer: Layer
+    for prefix, layer in net.named_modules():
+        for name in _random_names(layer):
+            mean: Tensor = getattr(layer, name)
+            logvar: Tensor | None = getattr(layer, f"{name}_logvar", None)
+            q = Posterior(
+                mean,
+                layer.weight_logvar_out + layer.weight_logvar_in if logvar is None else logvar,
+                scales=getattr(layer, "scales", None) if name == "weight" else None,
+                centre=getattr(layer, f"{name}_centre", None),
+                padding=getattr(layer, "padding_idx", None),
+                fan_in=fan_in(layer, mean),
+            )
+            yield f"{prefix}.{name}" if prefix else name, q
 
 
 def is_random(layer: nn.Module) -> bool:
-    """Whether the layer itself holds random weights."""
+    """Whether the layer itself has random weights; submodules do not count."""
     return next(_random_names(layer), None) is not None
 
 
-def _random_names(layer: Layer) -> Iterator[str]:
+def _random_names(layer: nn.Module) -> Iterator[str]:
+    """The names of the layer's own random tensors."""
     if not isinstance(layer, Scales):
         for name in layer._parameters:
             if name == "weight_logvar_out":
@@ -243,82 +226,75 @@ def _random_names(layer: Layer) -> Iterator[str]:
                 yield mean
 
 
-def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
-    """Every random tensor of the network, by the name of its mean."""
-    layer: Layer
-    for prefix, layer in net.named_modules():
-        for name in _random_names(layer):
-            full = hasattr(layer, f"{name}_logvar")
-            logvar = (
-                getattr(layer, f"{name}_logvar") if full else layer.weight_logvar_out + layer.weight_logvar_in
-            )
-            scales = getattr(layer, "scales", None) if name == "weight" else None
-            yield (
-                f"{prefix}.{name}" if prefix else name,
-                Posterior(
-                    getattr(layer, name),
-                    logvar,
-                    scales,
-                    getattr(layer, f"{name}_centre", None),
-                    getattr(layer, "padding_idx", None),
-                ),
-            )
+def fan_in(layer: Layer, tensor: Tensor | None = None) -> float:
+    """How many inputs an output sums over, for one of a layer's tensors; by default for its `weight`.
+
+    - Linear, attention and recurrent weights: the number of columns.
+    - Convolution: in_channels/groups × kernel size.
+    - Transposed convolution: in_channels/groups × kernel size / stride. With a stride, an output position
+      sees only every stride-th entry of the kernel, so this is the average number over positions.
+    - Embedding and EmbeddingBag: 1, because a row is looked up and not summed.
+    - Bias: 1.
+    - Any other tensor: the product of all dimensions but the first, which torch uses for the outputs.
+
+    >>> fan_in(nn.Linear(5, 3)), fan_in(nn.ConvTranspose2d(16, 2, 3)), fan_in(nn.Embedding(100, 8))
+    (5, 144.0, 1)
+    """
+    shape = (layer.weight if tensor is None else tensor).shape
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        return 1
+    if isinstance(layer, _ConvTransposeNd) and len(shape) > 1:
+        return layer.in_channels // layer.groups * math.prod(shape[2:]) / math.prod(layer.stride)
+    return math.prod(shape[1:])
 
 
 def random_tensor(layer: Layer, name: str) -> Activation | None:
-    """A layer's tensor of this name as the rules take it: plain, or with a variance; None where the layer has none."""
+    """The layer's tensor of this name, with its variance if it is random; None if there is no such tensor."""
     tensor: Tensor | None = getattr(layer, name, None)
     if tensor is not None and hasattr(layer, f"{name}_logvar"):
         return Gaussian.of(tensor, getattr(layer, f"{name}_logvar").exp())
     return tensor
 
 
+def random_weight(layer: Layer) -> Weight:
+    """The layer's weight with its variance, full or factored, if it is random."""
+    if hasattr(layer, "weight_logvar_out"):
+        inputs, outputs = layer.weight_logvar_in.exp(), layer.weight_logvar_out.exp()
+        return FactoredWeight(layer.weight, Outer(per_channel(outputs.flatten(), layer.weight), inputs))
+    weight = random_tensor(layer, "weight")
+    assert weight is not None
+    return weight
+
+
+def random_bias(layer: Layer) -> Activation | None:
+    """The layer's bias, with its variance if it is random; None if the layer has no bias."""
+    return random_tensor(layer, "bias")
+
+
+# -------------------- sampling and changing posteriors
+
+
 def draw(net: nn.Module, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-    """n draws of every random tensor, stacked in front, by name: with `torch.func.functional_call`, n plain networks.
+    """n Monte Carlo samples of every random tensor, stacked in front, by name.
+
+    With `torch.func.functional_call` and `vmap` they run as n plain networks.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(3, 2)))
     >>> vp.posterior.draw(net, 5)["0.weight"].shape
     torch.Size([5, 2, 3])
     """
-
-    def normal(mean: Tensor, std: Tensor) -> Tensor:
-        noise = torch.randn((n, *mean.shape), generator=generator, dtype=mean.dtype, device=mean.device)
-        return mean + std * noise
-
-    def root(mean: Tensor, logvar: Tensor) -> Tensor:
-        return torch.exp(normal(mean, torch.exp(logvar / 2)).sum(1) / 2)
-
     weights = {}
     for name, q in posteriors(net):
-        weights[name] = normal(q.mean, q.std)
+        noise = torch.randn((n, *q.mean.shape), generator=generator, dtype=q.mean.dtype, device=q.mean.device)
+        weights[name] = q.mean + q.std * noise
         if q.scales is not None:
-            group, whole = (
-                root(q.scales.group_mean, q.scales.group_logvar),
-                root(q.scales.layer_mean, q.scales.layer_logvar),
-            )
-            group = _along_weight(net.get_submodule(name.rpartition(".")[0]), group)
-            missing = (1,) * (weights[name].dim() - group.dim())
-            weights[name] = (
-                weights[name] * group.view(*group.shape, *missing) * whole.view(n, *(1,) * q.mean.dim())
-            )
+            layer: Layer = net.get_submodule(name.rpartition(".")[0])
+            weights[name] = q.scales.multiply(layer, weights[name], generator)
     return weights
 
 
-def _along_weight(layer: Layer, group: Tensor) -> Tensor:
-    """A scale for each group, in front of which are draws, along the axes of the layer's weight."""
-    if isinstance(layer, nn.Linear):
-        return group[:, None, :]
-    if (
-        layer.transposed
-    ):  # weights are (in, out/groups, ...), and the inputs of a group feed that group's outputs
-        return group.view(len(group), layer.groups, -1).repeat_interleave(
-            layer.in_channels // layer.groups, 1
-        )
-    return group
-
-
 def centred(net: Net) -> Net:
-    """Keep the present means of all random weights, beside them, as the centre of `priors.Centred`; in place.
+    """Store the present means of all random weights as the centre of `priors.Centred`, in place.
 
     >>> net = vp.centred(vp.variational(nn.Linear(2, 1)))
     >>> torch.equal(net.weight, net.weight_centre)
@@ -330,23 +306,11 @@ def centred(net: Net) -> Net:
     return net
 
 
+@torch.no_grad()
 def widen(net: nn.Module, by: float) -> None:
-    """Add to the log-variance of every random weight, in place."""
-    with torch.no_grad():
-        for layer in net.modules():
+    """Add `by` to the log-variance of every random weight, in place."""
+    for layer in net.modules():
+        if not isinstance(layer, Scales):
             for name, logvar in layer.named_parameters(recurse=False):
-                if name.endswith(("_logvar", "_logvar_out")) and not isinstance(layer, Scales):
+                if name.endswith(("_logvar", "_logvar_out")):
                     logvar.add_(by)
-
-
-def random_weight(layer: Layer) -> Weight:
-    """The layer's weight as the rules take it, which may have factored variances."""
-    weight: Any = random_tensor(layer, "weight")
-    if hasattr(layer, "weight_logvar_out"):
-        inputs, outputs = layer.weight_logvar_in.exp(), layer.weight_logvar_out.exp()
-        return FactoredWeight(weight, Outer(per_channel(outputs.flatten(), weight), inputs))
-    return weight
-
-
-def random_bias(layer: Layer) -> Activation | None:
-    return random_tensor(layer, "bias")

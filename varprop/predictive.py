@@ -1,4 +1,4 @@
-"""What a prediction is: a distribution over targets that knows which part of its spread more data would remove."""
+"""Predictive distributions over targets, which tell epistemic from aleatoric uncertainty."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,25 +21,25 @@ class Predictive(ABC):
 
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log density or probability of each data point's target."""
+        """The log density or log probability of each data point's target."""
 
 
 class Regression(Predictive):
-    """A prediction of numbers: mean and variance, the variance split into epistemic and aleatoric."""
+    """A prediction of numbers: a mean, and a variance with an epistemic and an aleatoric part."""
 
     mean: Tensor
     epistemic: Tensor
-    """Variance from not knowing the weights: it shrinks with more data."""
+    """The variance due to uncertain weights, which shrinks with more data."""
     aleatoric: Tensor
-    """Variance of the noise: it does not."""
+    """The variance of the noise, which does not."""
 
     @abstractmethod
     def cdf(self, y: Tensor) -> Tensor:
-        """Probability of a target below y."""
+        """The probability of a target below y."""
 
     @abstractmethod
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Central interval that holds a target with probability `level`."""
+        """The central interval that contains the target with probability `level`."""
 
     @property
     def var(self) -> Tensor:
@@ -77,25 +77,26 @@ class NormalPredictive(Regression):
 
 
 class Discrete(Predictive):
-    """A prediction of classes or labels: probabilities, and the entropy that would be left if the weights were known."""
+    """A prediction of classes or labels."""
 
     probs: Tensor
     expected_entropy: Tensor
+    """The entropy that would remain on average if the weights were known: the aleatoric part."""
 
     @property
     @abstractmethod
     def entropy(self) -> Tensor:
-        """Of the prediction, in nats."""
+        """The entropy of the prediction, in nats."""
 
     @property
     def mutual_information(self) -> Tensor:
-        """Entropy from not knowing the weights, in nats."""
+        """The entropy due to uncertain weights, in nats: the epistemic part."""
         return (self.entropy - self.expected_entropy).clamp(min=0)
 
 
 @dataclass(frozen=True, eq=False)
 class ClassPredictive(Discrete):
-    """Class probabilities in dimension 1."""
+    """Class probabilities, with the classes in dimension 1."""
 
     probs: Tensor
     expected_entropy: Tensor
@@ -112,12 +113,12 @@ class ClassPredictive(Discrete):
 
 @dataclass(frozen=True, eq=False)
 class LabelPredictive(Discrete):
-    """Probabilities of labels that are on or off, each by itself; probs is P(y = 1)."""
+    """Probabilities P(y = 1) of independent binary labels."""
 
     probs: Tensor
     expected_entropy: Tensor
     complement: Tensor
-    """P(y = 0), kept by itself: near zero, 1 - probs has no digits left."""
+    """P(y = 0), stored because 1 - probs loses its digits near zero."""
 
     def log_prob(self, y: Tensor) -> Tensor:
         check_shape(y, self.probs.shape)
@@ -128,12 +129,18 @@ class LabelPredictive(Discrete):
         return binary_entropy(self.probs)
 
 
+class Elementwise(Protocol):
+    """What `LatentPredictive` needs from a likelihood."""
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True, eq=False)
 class LatentPredictive(Predictive):
-    """log_prob of any elementwise likelihood, averaged over the network's output f by quadrature."""
+    """The prediction of any elementwise likelihood, averaged over the network's output f by quadrature."""
 
     f: Gaussian
-    likelihood: Any
+    likelihood: Elementwise
 
     def log_prob(self, y: Tensor) -> Tensor:
         check_shape(y, self.f.shape)
@@ -141,7 +148,7 @@ class LatentPredictive(Predictive):
 
 
 def mixture(components: Sequence[Predictive]) -> Predictive:
-    """The equal mixture of predictions: sampled passes, or the members of an ensemble.
+    """The mixture, with equal weights, of Monte Carlo samples or of the members of an ensemble.
 
     >>> one = NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
     >>> two = NormalPredictive(torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
@@ -150,37 +157,39 @@ def mixture(components: Sequence[Predictive]) -> Predictive:
     """
     if not components:
         raise ValueError(
-            "mixture: there is nothing to mix; give at least one prediction (predict needs samples=1 or more)."
+            "mixture: there is nothing to mix; give at least one prediction (samples=1 or more)."
         )
+    regressions = [p for p in components if isinstance(p, Regression)]
+    if len(regressions) == len(components):
+        means = torch.stack([p.mean for p in regressions])
+        epistemic = torch.stack([p.epistemic for p in regressions]).mean(0) + means.var(0, correction=0)
+        aleatoric = torch.stack([p.aleatoric for p in regressions]).mean(0)
+        return RegressionMixture(regressions, means.mean(0), epistemic, aleatoric)
     first = components[0]
-    if isinstance(first, Regression):
-        between = torch.stack([p.mean for p in components]).var(0, correction=0)  # type: ignore[attr-defined]
-        epistemic = _average(components, "epistemic") + between
-        return RegressionMixture(
-            components, _average(components, "mean"), epistemic, _average(components, "aleatoric")
-        )
     if isinstance(first, ClassPredictive | LabelPredictive):
-        return type(first)(*(_average(components, field.name) for field in fields(first)))
+        averages = (
+            torch.stack([getattr(p, field.name) for p in components]).mean(0) for field in fields(first)
+        )
+        return type(first)(*averages)
     return Mixture(components)
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture(Predictive):
-    """Equal parts of several predictions."""
+    """A mixture of several predictions with equal weights."""
 
     components: Sequence[Predictive]
 
     def log_prob(self, y: Tensor) -> Tensor:
-        return torch.stack([p.log_prob(y) for p in self.components]).logsumexp(0) - math.log(
-            len(self.components)
-        )
+        log_probs = torch.stack([p.log_prob(y) for p in self.components])
+        return log_probs.logsumexp(0) - math.log(len(self.components))
 
 
 @dataclass(frozen=True, eq=False)
 class RegressionMixture(Mixture, Regression):
-    """Equal parts of several regressions; what they disagree about is epistemic."""
+    """A mixture of several regressions; the variance between their means counts as epistemic."""
 
-    components: Sequence[Any]
+    components: Sequence[Regression]
     mean: Tensor
     epistemic: Tensor
     aleatoric: Tensor
@@ -190,7 +199,7 @@ class RegressionMixture(Mixture, Regression):
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         lower, upper = zip(*(p.interval(level) for p in self.components), strict=True)
-        # A quantile of the mixture lies between the smallest and the largest of its components' quantiles.
+        # A quantile of the mixture lies between the smallest and the largest quantile of its components.
         return self._quantile((1 - level) / 2, lower), self._quantile((1 + level) / 2, upper)
 
     def _quantile(self, probability: float, quantiles: Sequence[Tensor]) -> Tensor:
@@ -203,56 +212,50 @@ class RegressionMixture(Mixture, Regression):
 
 
 def concatenate(parts: Sequence[Predictive]) -> Predictive:
-    """Predictions for the parts of a data set, as one for all of it.
+    """One prediction for a whole data set from predictions for its parts.
 
     >>> part = NormalPredictive(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2, 1))
     >>> concatenate([part, part]).mean.shape
     torch.Size([4, 1])
     """
-    first: Any = parts[0]
+    first: Any = parts[0]  # some dataclass: every kind of prediction is one
     return type(first)(*(_join([getattr(p, field.name) for p in parts]) for field in fields(first)))
 
 
-def _join(values: Sequence[Any]) -> Any:
+def _join(values: Sequence[Any]) -> object:
+    """One field of several predictions: tensors, Gaussians, components of mixtures, or a shared object."""
     first = values[0]
     if isinstance(first, Tensor):
         return torch.cat(list(values))
     if isinstance(first, Gaussian):
-        return Gaussian.of(_join([v.mean for v in values]), _join([v.var for v in values]))
+        return Gaussian.of(torch.cat([v.mean for v in values]), torch.cat([v.var for v in values]))
     if isinstance(first, Sequence):
         return [concatenate(components) for components in zip(*values, strict=True)]
     return first
 
 
-def rescaled(p: Predictive, mean: Tensor | float, scale: Tensor | float) -> Predictive:
-    """The prediction of scale · y + mean, from one of numbers y.
+def rescaled(p: Predictive, mean: Tensor | float, scale: Tensor | float) -> Regression:
+    """The prediction of scale · y + mean, given a prediction of y.
 
     >>> p = NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
     >>> rescaled(p, 5.0, 2.0).interval(0.9)
     (tensor([[1.7103]]), tensor([[8.2897]]))
     """
     if isinstance(p, RegressionMixture):
-        # Its moments by themselves, because the spread of large means would have few digits.
+        # Rescaled and not computed anew: the variance between large means would lose its digits.
         components = [rescaled(component, mean, scale) for component in p.components]
         return RegressionMixture(
             components, p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2
         )
-    if not isinstance(p, NormalPredictive):
-        raise TypeError(
-            f"rescaled: needs a normal prediction or a mixture of normal ones, got {type(p).__name__}."
-        )
-    return NormalPredictive(p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)
+    if isinstance(p, NormalPredictive):
+        return NormalPredictive(p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)
+    raise TypeError(f"rescaled: needs a normal prediction or a mixture of normals, got {type(p).__name__}.")
 
 
 def two_classes(p: LabelPredictive) -> ClassPredictive:
-    """Every label as a case of its own, with the classes off and on."""
-    return ClassPredictive(
-        torch.stack([p.complement.flatten(), p.probs.flatten()], 1), p.expected_entropy.flatten()
-    )
-
-
-def _average(components: Sequence[Predictive], name: str) -> Tensor:
-    return torch.stack([getattr(p, name) for p in components]).mean(0)
+    """Each label as one data point with the classes 0 and 1."""
+    probs = torch.stack([p.complement.flatten(), p.probs.flatten()], 1)
+    return ClassPredictive(probs, p.expected_entropy.flatten())
 
 
 def binary_entropy(p: Tensor) -> Tensor:
@@ -260,20 +263,21 @@ def binary_entropy(p: Tensor) -> Tensor:
 
 
 def per_datum(log_prob: Tensor) -> Tensor:
-    """Sum over everything but the first dimension."""
+    """Sum over all dimensions but the first."""
     return log_prob.flatten(1).sum(1) if log_prob.dim() > 1 else log_prob
 
 
 def check_shape(y: Tensor, shape: torch.Size) -> None:
     if y.shape != shape:
         raise ValueError(
-            f"target has shape {tuple(y.shape)}, the prediction needs {tuple(shape)}; reshape the target (y.unsqueeze(-1) adds an axis)."
+            f"target has shape {tuple(y.shape)}, the prediction needs {tuple(shape)}; "
+            "reshape the target (y.unsqueeze(-1) adds an axis)."
         )
 
 
 def check_classes(y: Tensor) -> None:
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise ValueError(f"target has type {y.dtype}, class indices are integers; use y.long().")
+        raise ValueError(f"target has type {y.dtype}, but class indices are integers; use y.long().")
 
 
 def check_level(level: float) -> None:

@@ -1,4 +1,4 @@
-"""Priors over weights. A prior has one method, kl(q), summed over the entries of one weight tensor."""
+"""Priors over weights. A prior has one method, kl(q), the divergence of one weight tensor's posterior."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .posterior import Posterior
 
 
 class Prior(ABC):
-    """A prior over weights: the divergence of a posterior from it, in closed form."""
+    """A prior over weights, defined by the divergence of a posterior from it."""
 
     @abstractmethod
     def kl(self, q: Posterior) -> Tensor:
-        """KL(q || p), summed over the tensor."""
+        """KL(q || p), summed over the entries of the tensor."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,19 @@ class Normal(Prior):
 
 @dataclass(frozen=True)
 class FanIn(Prior):
-    """w ~ N(0, gain/n) for weights into units of n inputs, N(0, gain) for biases (Eq. 14). Units are dimension 0 of a weight.
+    """w ~ N(0, gain/n), where n is the fan-in: how many inputs an output of the layer sums over (Eq. 14).
 
-    Under it the outputs of a layer are of the size of its inputs, however wide it is: a weight of no use can return to its prior.
+    With weights from this prior and gain 1, the outputs of a layer are as large as its inputs, however wide
+    it is: weights that the data say nothing about can return to their prior. Biases and embeddings: n = 1.
 
-    >>> from varprop.posterior import Posterior
-    >>> FanIn(gain=2.0).kl(Posterior(torch.zeros(3, 8), torch.full((3, 8), 0.25).log()))
-    tensor(0.)
+    `posteriors(net)` fills in the fan-in from each layer (see `posterior.fan_in`). A `Posterior` made by hand
+    without one counts all dimensions of the tensor but the first, torch's layout for the outputs.
+
+    >>> ((_, q),) = vp.posteriors(vp.variational(nn.ConvTranspose2d(16, 2, 3)))
+    >>> q.fan_in
+    144.0
+    >>> torch.equal(FanIn(gain=2.0).kl(q), Normal(precision=72.0).kl(q))
+    True
     """
 
     gain: float = 2.0
@@ -56,13 +62,15 @@ class FanIn(Prior):
         _check_positive("FanIn", gain=self.gain)
 
     def kl(self, q: Posterior) -> Tensor:
-        inputs = q.mean[0].numel() if q.mean.dim() > 1 else 1
-        return normal_kl(q, self.gain / inputs)
+        n = math.prod(q.mean.shape[1:]) if q.fan_in is None else q.fan_in
+        return normal_kl(q, self.gain / n)
 
 
 @dataclass(frozen=True)
 class Centred(Prior):
-    """w ~ N(w₀, 1/precision), where w₀ is what `centred(net)` kept, a pretrained network's weights (after Krishnan et al. 2020; Eq. 45).
+    """w ~ N(w₀, 1/precision), where w₀ are the weights that `centred(net)` stored (Eq. 45).
+
+    They are usually those of a pretrained network (after Krishnan et al. 2020).
 
     >>> net = vp.centred(vp.variational(nn.Linear(2, 1), logvar=0.0))
     >>> ((_, q),) = vp.posteriors(net)
@@ -78,16 +86,17 @@ class Centred(Prior):
     def kl(self, q: Posterior) -> Tensor:
         if q.centre is None:
             raise ValueError(
-                "Centred: the posterior has no centre; keep the pretrained weights as it with centred(net)."
+                "Centred: the posterior has no centre; store the pretrained weights with centred(net)."
             )
         return normal_kl(replace(q, mean=q.mean - q.centre), 1 / self.precision)
 
 
 @dataclass(frozen=True)
 class LogUniform(Prior):
-    """p(log|w|) constant, for sparsity: Molchanov et al.'s (2017) fit of the divergence, within 0.0094 nats of it (Eq. 15).
+    """p(log|w|) constant, which favours sparse weights (Eq. 15).
 
-    The prior is improper, so an ELBO with it bounds nothing and has no absolute meaning.
+    The divergence is the fit of Molchanov et al. (2017), within 0.0094 nats of the true one. The prior is
+    improper: the divergence is known only up to a constant, so the ELBO is no bound on the evidence.
     """
 
     def kl(self, q: Posterior) -> Tensor:
@@ -97,9 +106,16 @@ class LogUniform(Prior):
 
 @dataclass(frozen=True)
 class EmpiricalBayes(Prior):
-    """w ~ N(0, s) with one s for each weight tensor, always at its best value (Eq. 16).
+    """w ~ N(0, s) with one variance s for each weight tensor, always at its optimum (Eq. 16).
 
-    :param hyperprior: (a, b) puts s ~ InverseGamma(a, b), as DVI does with (1, 10); its -log p(s) then is part of the divergence.
+    :param hyperprior: (a, b) adds s ~ InverseGamma(a, b), as DVI does with (1, 10). The divergence then
+        includes -log p(s).
+
+    >>> from varprop.posterior import Posterior
+    >>> q = Posterior(torch.tensor([0.0, 0.5]), torch.tensor([-1.0, -1.0]))
+    >>> s = (q.mean.square() + q.var).mean()
+    >>> torch.allclose(EmpiricalBayes().kl(q), Normal(1 / s.item()).kl(q))
+    True
     """
 
     hyperprior: tuple[float, float] | None = None
@@ -112,6 +128,7 @@ class EmpiricalBayes(Prior):
         total = (q.mean.square() + q.var).sum()
         n = q.mean.numel()
         if self.hyperprior is None:
+            # normal_kl(q, s) at s = total/n, where the terms total/s and -n cancel.
             return 0.5 * (n * torch.log(total / n) - q.logvar.expand_as(q.mean).sum())
         a, b = self.hyperprior
         s = (total + 2 * b) / (n + 2 * a + 2)
@@ -120,11 +137,12 @@ class EmpiricalBayes(Prior):
 
 @dataclass(frozen=True)
 class Horseshoe(Prior):
-    """w = w̃ z s with w̃ ~ N(0, 1), z ~ C⁺(0, 1) for each group and s ~ C⁺(0, scale) for the layer (Louizos et al. 2017; Eq. 17).
+    """w = w̃ z s with w̃ ~ N(0, 1), z ~ C⁺(0, 1) for each group and s ~ C⁺(0, scale) for the layer (Eq. 17).
 
-    It needs the group scales of `variational(net, posterior="horseshoe")`. Random biases, which have none, are N(0, 1).
+    After Louizos et al. (2017). It needs the group scales of `variational(net, posterior="horseshoe")`.
+    Random biases have no scales: their prior is N(0, 1).
 
-    :param scale: the smaller, the sparser; 1 for regression, far below 1 for compression.
+    :param scale: smaller values give sparser weights; 1 suits regression, values far below 1 compression.
     """
 
     scale: float = 1.0
@@ -133,25 +151,26 @@ class Horseshoe(Prior):
         _check_positive("Horseshoe", scale=self.scale)
 
     def kl(self, q: Posterior) -> Tensor:
+        kl = normal_kl(q, 1.0)
         if q.scales is None:
             if q.mean.dim() > 1:
                 raise ValueError(
-                    'Horseshoe: the posterior has no group scales; make it with variational(net, posterior="horseshoe").'
+                    "Horseshoe: the posterior has no group scales; make the network random with "
+                    'variational(net, posterior="horseshoe").'
                 )
-            return normal_kl(q, 1.0)
-        kl = normal_kl(q, 1.0)
+            return kl
         for mean, logvar, scale in (
             (q.scales.group_mean, q.scales.group_logvar, 1.0),
             (q.scales.layer_mean, q.scales.layer_logvar, self.scale),
         ):
             kl = kl + lognormal_gamma_kl(mean[0], logvar[0], scale**2).sum()
-            # b ~ InvGamma(1/2, 1) means 1/b ~ Gamma(1/2, 1), and log(1/b) has the mean of log b with its sign turned.
+            # b ~ InverseGamma(1/2, 1) means 1/b ~ Gamma(1/2, 1), and log(1/b) = -log b.
             kl = kl + lognormal_gamma_kl(-mean[1], logvar[1], 1.0).sum()
         return kl
 
 
 def normal_kl(q: Posterior, var: Tensor | float) -> Tensor:
-    """KL(q || N(0, var)), summed (Eq. 14)."""
+    """KL(q || N(0, var)), summed over the entries (Eq. 14)."""
     logvar = q.logvar.expand_as(q.mean)
     log_var = torch.log(var) if isinstance(var, Tensor) else math.log(var)
     return 0.5 * ((q.mean.square() + logvar.exp()) / var - logvar - 1 + log_var).sum()
@@ -159,9 +178,8 @@ def normal_kl(q: Posterior, var: Tensor | float) -> Tensor:
 
 def lognormal_gamma_kl(mean: Tensor, logvar: Tensor, scale: float) -> Tensor:
     """KL(LogNormal(mean, exp(logvar)) || Gamma(1/2, scale)) (Eq. 17)."""
-    return (
-        0.5 * (math.log(scale) - mean - logvar - math.log(2) - 1) + torch.exp(mean + logvar.exp() / 2) / scale
-    )
+    log_terms = 0.5 * (math.log(scale) - mean - logvar - math.log(2) - 1)
+    return log_terms + torch.exp(mean + logvar.exp() / 2) / scale
 
 
 def _check_positive(prior: str, **values: float) -> None:

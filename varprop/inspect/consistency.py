@@ -7,7 +7,7 @@ that, it reports good predictions from weights that no ReLU network could predic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -20,7 +20,7 @@ from ..jacobian import correlated
 from ..methods.base import Call, Method, Value
 from ..methods.tables import DVI, EXACT
 from ..objectives import ELBO
-from ..posterior import Posterior, draw, is_random, posteriors
+from ..posterior import draw, is_random, posteriors
 from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture
 from ..priors import Prior
 from .metrics import log_likelihood, rmse
@@ -290,7 +290,7 @@ def _at_prior(prior: Prior, layer: nn.Module) -> Tensor:
     """
     q = next(q for _, q in posteriors(layer))
     logvar = q.logvar.detach().expand_as(q.mean).clone().requires_grad_()
-    (slope,) = torch.autograd.grad(prior.kl(Posterior(q.mean.detach(), logvar, q.scales)), logvar)
+    (slope,) = torch.autograd.grad(prior.kl(replace(q, mean=q.mean.detach(), logvar=logvar)), logvar)
     ratio = 1 + 2 * slope
     axis = 1 if getattr(layer, "transposed", False) else 0
     return ratio.movedim(axis, 0).flatten(1).mean(1) >= AT_PRIOR

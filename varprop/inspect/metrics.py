@@ -1,4 +1,4 @@
-"""How good a prediction was: log-likelihood, error, CRPS and coverage for numbers, calibration for classes."""
+"""Scores of predictions: log-likelihood, error, CRPS and coverage; calibration error for classes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ from ..predictive import (
 
 
 def summary(p: Predictive, y: Tensor) -> dict[str, float]:
-    """The measures that suit a prediction, by name.
+    """All scores that apply to a prediction, by name.
 
     >>> p = vp.predictive.ClassPredictive(torch.tensor([[0.8, 0.2], [0.2, 0.8]]), torch.zeros(2))
-    >>> {name: round(value, 3) for name, value in summary(p, torch.tensor([0, 0])).items()}    # doctest: +NORMALIZE_WHITESPACE
-    {'cases': 2, 'accuracy': 0.5, 'log-likelihood': -0.916, 'Brier score': 0.68, 'calibration error (ECE)': 0.3,
-     'entropy': 0.5, 'mutual information': 0.5}
+    >>> for name, value in summary(p, torch.tensor([0, 0])).items():
+    ...     print(f"{name:24} {value:.3f}")
+    cases                    2.000
+    accuracy                 0.500
+    log-likelihood           -0.916
+    Brier score              0.680
+    calibration error (ECE)  0.300
+    entropy                  0.500
+    mutual information       0.500
     """
     if isinstance(p, LabelPredictive):
         p, y = two_classes(p), y.flatten().long()
@@ -57,7 +63,7 @@ def summary(p: Predictive, y: Tensor) -> dict[str, float]:
 
 
 def log_likelihood(p: Predictive, y: Tensor) -> Tensor:
-    """Mean log density or probability of the targets; larger is better.
+    """Mean log density or log probability of the targets; larger is better.
 
     >>> p = vp.predictive.NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
     >>> log_likelihood(p, torch.zeros(1, 1))
@@ -73,9 +79,10 @@ def rmse(p: Regression, y: Tensor) -> Tensor:
 
 
 def crps(p: Regression, y: Tensor) -> Tensor:
-    """Mean continuous ranked probability score, E|Y - y| - E|Y - Y'|/2 with Y, Y' drawn from p; smaller is better.
+    """Mean continuous ranked probability score, E|Y - y| - E|Y - Y'|/2 with Y, Y' ~ p; smaller is better.
 
-    In closed form for a normal prediction and, summed over pairs of components, for a mixture of normals.
+    It has a closed form for a normal prediction and, summed over pairs of components, for a mixture of
+    normals.
 
     >>> p = vp.predictive.NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
     >>> crps(p, torch.zeros(1, 1))
@@ -84,9 +91,7 @@ def crps(p: Regression, y: Tensor) -> Tensor:
     check_shape(y, p.mean.shape)
     components = p.components if isinstance(p, RegressionMixture) else [p]
     if not all(isinstance(c, NormalPredictive) for c in components):
-        raise TypeError(
-            f"crps: needs a normal prediction or a mixture of normal ones, got {type(p).__name__}."
-        )
+        raise TypeError(f"crps: needs a normal prediction or a mixture of normals, got {type(p).__name__}.")
     mean, var = torch.stack([c.mean for c in components]), torch.stack([c.var for c in components])
     apart = sum(_mean_absolute(mean - c.mean, var + c.var).mean() for c in components) / len(components)
     return _mean_absolute(mean - y, var).mean() - apart / 2
@@ -100,7 +105,7 @@ def _mean_absolute(m: Tensor, v: Tensor) -> Tensor:
 
 
 def coverage(p: Regression, y: Tensor, level: float = 0.9) -> Tensor:
-    """Share of the targets inside the central interval that should hold `level` of them.
+    """Share of the targets inside the central interval that should contain `level` of them.
 
     >>> p = vp.predictive.NormalPredictive(torch.zeros(4, 1), torch.zeros(4, 1), torch.ones(4, 1))
     >>> coverage(p, torch.tensor([[0.0], [1.0], [-1.5], [2.0]]))
@@ -112,20 +117,15 @@ def coverage(p: Regression, y: Tensor, level: float = 0.9) -> Tensor:
 
 
 def ece(p: ClassPredictive, y: Tensor, bins: int = 15) -> Tensor:
-    """Expected calibration error: |accuracy - confidence| in equal bins of confidence, averaged over the data.
+    """Expected calibration error: |accuracy - confidence| in equally wide bins, averaged over the data.
 
     >>> p = vp.predictive.ClassPredictive(torch.tensor([[0.8, 0.2], [0.2, 0.8]]), torch.zeros(2))
-    >>> ece(p, torch.tensor([0, 0]))                     # right half of the time, sure of 80 %
+    >>> ece(p, torch.tensor([0, 0]))                     # 80 % confident, right half of the time
     tensor(0.3000)
     """
     confidence, chosen = p.probs.max(1)
     check_shape(y, chosen.shape)
     gap = (chosen == y).to(confidence.dtype) - confidence
     bin_of = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    return (
-        torch.zeros(bins, dtype=gap.dtype, device=gap.device)
-        .index_add(0, bin_of.flatten(), gap.flatten())
-        .abs()
-        .sum()
-        / gap.numel()
-    )
+    totals = gap.new_zeros(bins).index_add(0, bin_of.flatten(), gap.flatten())
+    return totals.abs().sum() / gap.numel()

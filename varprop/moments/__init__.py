@@ -1,7 +1,7 @@
-"""Means and variances of elementary operations on independent normal variables, in closed form.
+"""Means and variances of operations on independent normal variables, as pure functions of Gaussians.
 
-Pure functions of `Gaussian` values. Throughout, m and v are the mean and the variance of the input, s = √v, and Φ, φ the
-normal distribution function and density.
+Throughout, m and v are the mean and the variance of the input, s = √v, and Φ and φ are the distribution
+function and the density of the standard normal. Equation numbers refer to `docs/maths.md`.
 """
 
 from .categorical import attend, log_softmax, margin, softmax

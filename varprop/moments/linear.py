@@ -1,7 +1,4 @@
-"""Linear maps, products, averages and masks of independent random variables: exact means and variances.
-
-The equation numbers are those of `docs/maths.md`.
-"""
+"""Linear maps, products, averages and masks of independent random variables: exact means and variances."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from torch import Tensor
 from ..gaussian import Activation, Gaussian, mean_of, second_moment_of
 
 Op = Callable[..., Tensor]
+"""op(x, weight) or op(x, weight, bias), such as `F.linear`."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,12 @@ def affine(op: Op, x: Activation, weight: Weight, bias: Activation | None = None
 
         E = op(E[x], E[w]) + E[b],    Var = op(Var[x], E[w]²) + op(E[x²], Var[w]) + Var[b]
 
-    Three linear operations, two where input or weight is certain, one (a plain tensor) where both are.
+    This takes three linear operations; two if the input or the weight is deterministic. If both are, it takes
+    one and the result is a plain tensor.
 
     >>> x = Gaussian(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.1, 0.1]]))
     >>> w = Gaussian(torch.tensor([[1.0, -1.0]]), torch.tensor([[0.5, 0.5]]))
-    >>> affine(F.linear, x, w).var            # 0.1 + 0.1 + 0.5 (1.1) + 0.5 (4.1)
+    >>> affine(nn.functional.linear, x, w).var   # 0.1 + 0.1 + 0.5 (1.1) + 0.5 (4.1)
     tensor([[2.8000]])
     """
     w = weight if isinstance(weight, Tensor) else weight.mean
@@ -57,13 +56,13 @@ def affine(op: Op, x: Activation, weight: Weight, bias: Activation | None = None
         parts.append(op(second_moment_of(x), weight.var.inputs) * weight.var.outputs)
     if isinstance(bias, Gaussian):
         parts.append(per_channel(bias.var, w).expand_as(mean))
-    # Under autocast the products are of reduced precision; what is done to their sum, tails above all, is not.
+    # Autocast computes the products in reduced precision, but tails of a normal need the full one.
     parts = [part.to(w.dtype) for part in parts]
     return Gaussian.of(mean, sum(parts[1:], parts[0])) if parts else mean
 
 
 def per_channel(t: Tensor, weight: Tensor) -> Tensor:
-    """One entry for each output of a layer, shaped to broadcast over the layer's output."""
+    """A tensor with one entry for each output of a layer, reshaped to broadcast over the layer's output."""
     return t.view(-1, *(1,) * (weight.dim() - 2))
 
 
@@ -84,7 +83,9 @@ def product(a: Activation, b: Activation) -> Activation:
 
 
 def square(x: Gaussian) -> Gaussian:
-    """Moments of x² for normal x, which is not the product of two independent copies: E = m² + v, Var = 2 v² + 4 m² v (Eq. 40).
+    """Moments of x² for normal x: E = m² + v, Var = 2 v² + 4 m² v (Eq. 40).
+
+    This is not `product(x, x)`, which takes its operands as independent.
 
     >>> square(Gaussian(torch.tensor(2.0), torch.tensor(0.5))).var
     tensor(8.5000)
@@ -93,12 +94,12 @@ def square(x: Gaussian) -> Gaussian:
 
 
 def average(x: Gaussian, pool: Callable[[Tensor], Tensor], size: Tensor | float) -> Gaussian:
-    """Mean over windows of `size` independent entries: Var = mean of the variances / size (Eq. 9)."""
+    """Averages over windows of `size` independent entries: Var = average of the variances / size (Eq. 9)."""
     return Gaussian.of(pool(x.mean), pool(x.var) / size)
 
 
 def mask(x: Activation, keep: float, fill: float = 0.0) -> Gaussian:
-    """Moments of z·x + (1-z)·fill with z ~ Bernoulli(keep) independent of x: dropout before its rescaling (Eq. 10)."""
+    """Moments of z·x + (1-z)·fill with z ~ Bernoulli(keep) independent of x: unscaled dropout (Eq. 10)."""
     m = mean_of(x)
     spread = keep * (1 - keep) * (m - fill).square()
     var = keep * x.var + spread if isinstance(x, Gaussian) else spread

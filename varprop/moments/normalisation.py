@@ -1,6 +1,6 @@
-"""Normalisation over the entries of a vector, by the delta method: Var[y_i] ≈ Σ_j J_ij² v_j with the Jacobian J.
+"""Normalisation of vectors by the delta method: Var[y_i] ≈ Σ_j J_ij² v_j with the Jacobian J.
 
-The sum has a closed form that takes no more work than the function itself. The equation numbers are those of `docs/maths.md`.
+The sum over j has a closed form that costs no more than the normalisation itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from ..gaussian import Gaussian
 
 
 def count(x: Gaussian, dims: Sequence[int]) -> int:
-    """How many entries `dims` hold."""
+    """The number of entries over `dims`."""
     return math.prod([x.shape[d] for d in dims])
 
 
 def spread(x: Gaussian, dims: Sequence[int], centred: bool = True) -> tuple[Tensor, Tensor]:
-    """Expected mean and expected (biased) variance of the entries over `dims`, by the law of total variance (Eq. 32).
+    """Expected mean and expected (biased) variance of the entries over `dims` (Eq. 32).
 
-    Uncentred: zero, and the expected mean square.
+    The variance follows from the law of total variance. Without centring, the results are zero and the
+    expected mean square.
 
     >>> spread(Gaussian(torch.tensor([1.0, 3.0]), torch.tensor([0.5, 0.5])), (0,))      # 1 + (1 - 1/2) 0.5
     (tensor([2.]), tensor([1.2500]))
@@ -36,12 +37,13 @@ def spread(x: Gaussian, dims: Sequence[int], centred: bool = True) -> tuple[Tens
 
 
 def normalise(x: Gaussian, dims: Sequence[int], eps: float = 1e-5, centred: bool = True) -> Gaussian:
-    """Moments of (x - x̄)/√(s² + eps), where x̄ and s² are mean and variance of the entries over `dims` (Eq. 32).
+    """Moments of (x - x̄)/√(s² + eps), with x̄ and s² the mean and variance over `dims` (Eq. 32).
 
         E = h = (m - m̄)/S,    Var = Σ_j J_ij² v_j,    J = (I - 1 1ᵀ/n - h hᵀ/n)/S,    S² = E[s²] + eps
 
-    With the expected s² in the place of the one at the means, it holds where variances are as large as the spread of the means.
-    Uncentred, it is x over its root mean square, and 1 1ᵀ/n falls away.
+    S² uses the expected s² instead of s² at the means, so that the moments hold even if the variances are as
+    large as the spread of the means. Without centring, x is divided by its root mean square and 1 1ᵀ/n drops
+    out.
 
     >>> normalise(Gaussian(torch.zeros(4), torch.ones(4)), (0,))
     Gaussian(mean=tensor([0., 0., 0., 0.]), var=tensor([1.0000, 1.0000, 1.0000, 1.0000]))

@@ -1,7 +1,4 @@
-"""Moments of piecewise-linear activations of a normal variable: the gate of VBP, the exact ones, and what lies between.
-
-The equation numbers are those of `docs/maths.md`; m and v are the mean and the variance of the input, s = √v.
-"""
+"""Piecewise-linear activations of a normal variable: VBP's gates, exact moments, and CVBP's anchored ones."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
 from ..gaussian import Gaussian
@@ -23,7 +20,10 @@ from .smooth import expectation
 
 @dataclass(frozen=True)
 class Piecewise:
-    """A continuous piecewise-linear function: `slopes[k]` left of `knots[k]`, `slopes[-1]` beyond, `level` at the first knot.
+    """A continuous piecewise-linear function.
+
+    It has slope `slopes[k]` to the left of `knots[k]`, slope `slopes[-1]` beyond the last knot, and the value
+    `level` at the first knot.
 
     >>> Piecewise(knots=(-1, 1), slopes=(0, 1, 0), level=-1)(torch.tensor([-3.0, 0.5, 3.0]))     # hard tanh
     tensor([-1.0000,  0.5000,  1.0000])
@@ -36,20 +36,19 @@ class Piecewise:
     @property
     def bends(self) -> list[tuple[float, float | Tensor]]:
         """Each knot with the change of slope there."""
-        return [
-            (knot, after - before)
-            for knot, (before, after) in zip(self.knots, pairwise(self.slopes), strict=True)
-        ]
+        changes = [after - before for before, after in pairwise(self.slopes)]
+        return list(zip(self.knots, changes, strict=True))
 
     def __call__(self, x: Tensor) -> Tensor:
         first = self.slopes[0] * (x - self.knots[0]) + self.level
         return first + sum(bend * F.relu(x - knot) for knot, bend in self.bends)
 
     def slope(self, x: Tensor) -> Tensor:
-        return self.slopes[0] + sum(bend * (x > knot).to(x.dtype) for knot, bend in self.bends)  # type: ignore[return-value]
+        steps = [bend * (x > knot).to(x.dtype) for knot, bend in self.bends]
+        return self.slopes[0] + sum(steps[1:], steps[0])
 
     def lines(self, x: Tensor) -> Tensor:
-        """Every piece continued over the whole axis, stacked in front."""
+        """The lines through all pieces, evaluated at x and stacked in front."""
         lines = [self.slopes[0] * (x - self.knots[0]) + self.level]
         for knot, bend in self.bends:
             lines.append(lines[-1] + bend * (x - knot))
@@ -60,9 +59,10 @@ RELU = Piecewise(knots=(0.0,), slopes=(0.0, 1.0))
 
 
 def gate(x: Gaussian, slope: float = math.inf, pieces: Piecewise = RELU) -> Gaussian:
-    """Moments of a piecewise-linear unit whose piece z is drawn independently of x (Eq. 4); slope = inf picks the piece of E[x].
+    """Moments of a piecewise-linear unit whose piece z is sampled independently of x (Eq. 4).
 
-    For ReLU: z·x with z ~ Bernoulli(sigmoid(slope·m)),  E = p m,  Var = p v + p(1-p) m².
+    For ReLU this is z·x with z ~ Bernoulli(p), p = sigmoid(slope·m):  E = p m,  Var = p v + p(1-p) m².
+    An infinite slope always picks the piece in which E[x] lies.
 
     >>> gate(Gaussian(torch.tensor(1.0), torch.tensor(0.2)))
     Gaussian(mean=tensor(1.), var=tensor(0.2000))
@@ -80,40 +80,48 @@ def gate(x: Gaussian, slope: float = math.inf, pieces: Piecewise = RELU) -> Gaus
 
 
 def _piece_probabilities(m: Tensor, pieces: Piecewise, slope: float) -> Tensor:
-    """Of each piece, stacked in front: log-odds that change by the slope beyond each knot."""
-    return (
-        torch.stack([torch.zeros_like(m), *(slope * (m - knot) for knot in pieces.knots)])
-        .cumsum(0)
-        .softmax(0)
-    )
+    """The probability of each piece, stacked in front; the log-odds of neighbours are slope·(m - knot)."""
+    log_odds = [torch.zeros_like(m), *(slope * (m - knot) for knot in pieces.knots)]
+    return torch.stack(log_odds).cumsum(0).softmax(0)
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The part of a normal variable beyond a knot, on the side where its mean is not: r = |x - knot| there, else 0 (Eq. 5)."""
+    """Moments of r = |x - knot| beyond the knot, seen from the mean of x, and r = 0 before it (Eq. 5)."""
 
     mean: Tensor
     second_moment: Tensor
     probability: Tensor
     above: Tensor
-    """Whether the mean lies above the knot, so that the tail points down."""
+    """Whether the mean lies above the knot; the tail is then the part of x below it."""
 
 
 def tail(x: Gaussian, knot: float = 0.0) -> Tail:
-    """E[r] = s SR(a), E[r²] = v ((1+a²) Φ(a) + a φ(a)), P = Φ(a), with a = -|m - knot|/s and SR(a) = φ(a) + a Φ(a) (Eq. 5).
+    """The tail of x beyond a knot (Eq. 5), with a = -|m - knot|/s:
 
-    Written for the far side these are sums of small terms: nothing of the size of m or v cancels, as it does in the textbook
-    moments of a rectified normal. Φ is taken through erfc, which keeps its relative precision where 1 + erf has none.
+        E[r] = s (φ(a) + a Φ(a)),    E[r²] = v ((1 + a²) Φ(a) + a φ(a)),    P = Φ(a)
+
+    The textbook moments of a rectified normal cancel terms of the size of m and v. These are sums of small
+    terms and keep their relative precision, as does Φ computed by erfc instead of 1 + erf.
     """
     m = x.mean - knot
     mean, second_moment, probability = _Tail.apply(m, x.var)  # type: ignore[no-untyped-call]
     return Tail(mean, second_moment, probability, m > 0)
 
 
-class _Tail(torch.autograd.Function):
-    """E[r], E[r²] and P with the derivatives written down: a quarter of the operations that recording them would take.
+class _Saved(Protocol):
+    """The context of a backward pass."""
 
-    d/dm: -h P, -2h E[r], -h φ/s,    d/dv: φ/(2s), P, |a| φ/(2v),    with h = 1 for a mean above the knot and -1 below
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+
+
+class _Tail(torch.autograd.Function):
+    """E[r], E[r²] and P with analytic derivatives, which take a quarter of autograd's operations.
+
+        d/dm: -h P, -2h E[r], -h φ/s,    d/dv: φ/(2s), P, |a| φ/(2v)
+
+    with h = 1 for a mean above the knot and h = -1 below.
     """
 
     generate_vmap_rule = True
@@ -127,12 +135,14 @@ class _Tail(torch.autograd.Function):
         return mean, second, probability
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup_context(
+        ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
         ctx.save_for_backward(*inputs, output[0], output[2])
 
     @staticmethod
     def backward(
-        ctx: Any, to_mean: Tensor, to_second: Tensor, to_probability: Tensor
+        ctx: _Saved, to_mean: Tensor, to_second: Tensor, to_probability: Tensor
     ) -> tuple[Tensor, Tensor]:
         m, v, mean, probability = ctx.saved_tensors
         distance, density = _beyond(m, v)
@@ -145,9 +155,9 @@ class _Tail(torch.autograd.Function):
 
 
 def _far(v: Tensor) -> float:
-    """Standard deviations beyond which the tail counts as constant, which keeps a finite as v goes to zero.
+    """The distance, in standard deviations, at which |a| is clamped, which keeps a finite as v goes to zero.
 
-    There it is below 1e-33, but no subnormal number yet: those take a processor ten times as long.
+    The tail there is below 1e-33, but not yet a subnormal number, with which a processor is ten times slower.
     """
     return 30.0 if v.dtype == torch.float64 else 12.0
 
@@ -160,9 +170,11 @@ def _beyond(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
-    """Exact moments of a piecewise-linear function of a normal variable (Eq. 6): the hard gate, corrected by the tail beyond each knot.
+    """Exact moments of a piecewise-linear function of a normal variable (Eq. 6).
 
-    For ReLU, with h the step of m:  E = max(0, m) + E[r],  Var = h v (1 - 2P) + E[r²] - E[r]².
+    They are those of the hard gate, corrected by the tail beyond each knot. For ReLU, with h = [m > 0]:
+
+        E = max(0, m) + E[r],    Var = h v (1 - 2P) + E[r²] - E[r]²
 
     >>> rectify(Gaussian(torch.tensor(0.0), torch.tensor(1.0)))
     Gaussian(mean=tensor(0.3989), var=tensor(0.3408))
@@ -186,11 +198,12 @@ def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
 
 
 def anchored(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
-    """A piecewise-linear function g at the mean, with the mean squared deviation of the true activation from it (Eq. 48):
+    """A piecewise-linear function g at the mean, with the mean squared deviation of g(x) from it (Eq. 48).
 
         E = g(m),    Var = E[(g(x) - g(m))²] = Var[g(x)] + (E[g(x)] - g(m))²
 
-    The mean is the hard gate's. The variance also counts what the gate leaves out, so that no unit is certain for being closed.
+    The mean is that of the hard gate. The variance includes what the gate leaves out: a unit whose gate is
+    closed still has one.
 
     >>> anchored(Gaussian(torch.tensor(-1.0), torch.tensor(1.0)))
     Gaussian(mean=tensor(0.), var=tensor(0.0753))
@@ -199,11 +212,12 @@ def anchored(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
 
 
 class _Relu(torch.autograd.Function):
-    """Moments of ReLU in as few passes over memory as it takes, because they decide what a training step of DVI and CVBP costs.
+    """Moments of ReLU in few passes over memory, because they dominate the cost of a step of DVI and CVBP.
 
     With k = |m|/s, P = Φ(-k), U = Φ(m/s), g = φ(k) - k P and e = φ(k)/s:
 
-        E = max(0, m) + s g,    Var = v (U - g (k + g)),    dE = U dm + e/2 dv,    dVar = 2 E (1-U) dm + (U - E e) dv
+        E = max(0, m) + s g,    Var = v (U - g (k + g))
+        dE = U dm + e/2 dv,     dVar = 2 E (1-U) dm + (U - E e) dv
     """
 
     generate_vmap_rule = True
@@ -219,17 +233,17 @@ class _Relu(torch.autograd.Function):
         mean = torch.addcmul(F.relu(m), std, gap)
         above = torch.rsub(below, 1, alpha=2).mul_(F.relu(m.sign())).add_(below)
         var = torch.addcmul(above, gap, k.add_(gap), value=-1).relu_().mul_(v)
-        return mean, var, above, density.mul_(per_std).mul_(std).mul_(per_std)  # zero where nothing is random
+        return mean, var, above, density.mul_(per_std).mul_(std).mul_(per_std)  # zero where v is
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         mean, _, *saved = output
         ctx.save_for_backward(mean, *saved)
         ctx.mark_non_differentiable(*saved)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, to_mean: Tensor, to_var: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: _Saved, to_mean: Tensor, to_var: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         mean, above, e = ctx.saved_tensors
         to_m = torch.addcmul(to_mean * above, to_var, torch.addcmul(mean, mean, above, value=-1), value=2)
         to_v = torch.addcmul(0.5 * to_mean * e, to_var, torch.addcmul(above, mean, e, value=-1))
@@ -237,14 +251,15 @@ class _Relu(torch.autograd.Function):
 
 
 def anchor(mean: Tensor, x: Gaussian) -> Gaussian:
-    """x about another centre than its mean: the variance becomes the mean squared deviation from there (Eq. 48)."""
+    """Replace the mean of x; the variance becomes the mean squared deviation from the new one (Eq. 48)."""
     return Gaussian.of(mean, x.var + (x.mean - mean).square())
 
 
 def slope(x: Gaussian, pieces: Piecewise = RELU, sharpness: float | None = None) -> Tensor:
     """Mean slope of a piecewise-linear unit, Cov(out, in)/Var[in] (Eq. 42).
 
-    With a sharpness, of the gates of Eq. 4, which are independent of x; without one, of the unit itself, by Stein's lemma E[h'(x)].
+    :param sharpness: the slope of the gates of Eq. 4, which are independent of x. Without it, the result is
+        that of the unit itself: E[h'(x)] by Stein's lemma.
 
     >>> x = Gaussian(torch.tensor(1.0), torch.tensor(1.0))
     >>> slope(x), slope(x, sharpness=math.inf)
@@ -266,12 +281,14 @@ _LAGUERRE = [tuple(a.tolist()) for a in np.polynomial.laguerre.laggauss(40)]
 
 
 def gate_kl(x: Gaussian, slope: float, exact: bool = True) -> Tensor:
-    """E KL[q(z) || p(z|x)] of a Bernoulli gate with log-odds slope·x (Proposition 2 of the paper; Eq. 12).
+    """E KL[q(z) || p(z|x)] of a Bernoulli gate with log-odds C x, where C is the slope (Eq. 12).
 
-        E[softplus(C x)] - softplus(C m)  ~  C E[r]        (r the tail at zero)
+        E[softplus(C x)] - softplus(C m)  ≈  C E[r]        (r the tail at zero)
 
-    `exact=False` is the paper's closed form on the right, at most log 2 away; `exact=True` adds what it leaves out, by Gauss-Laguerre
-    quadrature of log(1 + exp(-C|x|)) where C s > 1 and by Gauss-Hermite quadrature of the softplus below.
+    The right-hand side is the closed form of the paper's Proposition 2, at most log 2 away.
+
+    :param exact: add the difference, by Gauss-Laguerre quadrature of log(1 + exp(-C|x|)) if C s > 1 and by
+        Gauss-Hermite quadrature of the softplus otherwise.
     """
     if not exact:
         return slope * tail(x).mean
@@ -281,9 +298,8 @@ def gate_kl(x: Gaussian, slope: float, exact: bool = True) -> Tensor:
     u = u.to(x.mean.dtype)
     wide = slope * x.std > 1
     s = torch.where(wide, x.std, 1 / slope)
-    density = sum(torch.exp(-0.5 * ((u / slope * sign - x.mean) / s).square()) for sign in (-1, 1)) / (
-        s * math.sqrt(2 * math.pi)
-    )
+    both_sides = sum(torch.exp(-0.5 * ((u / slope * sign - x.mean) / s).square()) for sign in (-1, 1))
+    density = both_sides / (s * math.sqrt(2 * math.pi))
     rest = (w * density).sum(0) / slope - torch.log1p(torch.exp(-slope * x.mean.abs()))
     narrow = Gaussian.of(x.mean, torch.where(wide, 0.0, x.var))
     direct = expectation(lambda a: F.softplus(slope * a), narrow) - F.softplus(slope * x.mean)

@@ -1,7 +1,4 @@
-"""Smooth functions of one normal variable, by Gauss-Hermite quadrature.
-
-The equation numbers are those of `docs/maths.md`.
-"""
+"""Smooth functions of one normal variable, by Gauss-Hermite quadrature."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def quadrature(g: Callable[[Tensor], Tensor], x: Gaussian) -> Gaussian:
 def smooth_slope(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
     """Mean slope of an elementwise g, Cov(g(x), x)/Var[x] = E[g'(x)] (Eq. 42), by Gauss-Hermite quadrature.
 
-    A standard deviation below a hundredth is taken as a hundredth: the quotient stays one of numbers, not of roundings.
+    Standard deviations below 0.01 are raised to 0.01, because rounding errors would dominate the quotient.
     """
     s = x.std.clamp(min=0.01)
     nodes, weights = _hermite(x)
@@ -56,7 +53,7 @@ def _at_nodes(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tenso
 
 
 def _hermite(x: Gaussian) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for a standard normal variable, to stack in front of x."""
+    """Nodes and weights for a standard normal variable, shaped to stack in front of x."""
     shape, dtype = (-1, *(1,) * x.mean.dim()), torch.promote_types(x.mean.dtype, x.var.dtype)
     nodes, weights = (torch.tensor(a, dtype=dtype, device=x.mean.device).view(shape) for a in _HERMITE)
     return nodes, weights / weights.sum(0)

@@ -1,10 +1,12 @@
-"""Closed forms against quadrature and sampling, apart from any layer."""
+"""Closed-form moments against quadrature and Monte Carlo, without any layer."""
 
 from __future__ import annotations
 
 import math
+import pkgutil
 from collections.abc import Callable
 from itertools import pairwise
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,19 +15,25 @@ from scipy import integrate, stats
 from torch import Tensor
 from torch.nn import functional as F
 
-from varprop import Gaussian
-from varprop import moments as fn
+from varprop import Gaussian, moments
 
 GRID = [(m, v) for m in (-3.0, -0.7, 0.0, 0.2, 2.5) for v in (0.05, 0.6, 4.0)]
 PIECEWISE = {
-    "relu": fn.RELU,
-    "leaky": fn.Piecewise((0.0,), (0.2, 1.0)),
-    "absolute value": fn.Piecewise((0.0,), (-1.0, 1.0)),
-    "relu6": fn.Piecewise((0.0, 6.0), (0.0, 1.0, 0.0)),
-    "hardtanh": fn.Piecewise((-1.0, 1.0), (0.0, 1.0, 0.0), -1.0),
-    "softshrink": fn.Piecewise((-0.5, 0.5), (1.0, 0.0, 1.0)),
-    "four pieces": fn.Piecewise((-1.0, 0.3, 1.5), (0.5, -1.0, 2.0, 0.1), 0.7),
+    "relu": moments.RELU,
+    "leaky": moments.Piecewise((0.0,), (0.2, 1.0)),
+    "absolute value": moments.Piecewise((0.0,), (-1.0, 1.0)),
+    "relu6": moments.Piecewise((0.0, 6.0), (0.0, 1.0, 0.0)),
+    "hardtanh": moments.Piecewise((-1.0, 1.0), (0.0, 1.0, 0.0), -1.0),
+    "softshrink": moments.Piecewise((-0.5, 0.5), (1.0, 0.0, 1.0)),
+    "four pieces": moments.Piecewise((-1.0, 0.3, 1.5), (0.5, -1.0, 2.0, 0.1), 0.7),
 }
+
+
+def test_no_function_shares_its_name_with_a_module() -> None:
+    modules = [module.name for module in pkgutil.iter_modules(moments.__path__)]
+    assert "piecewise" in modules
+    assert all(isinstance(getattr(moments, name), ModuleType) for name in modules)
+    assert not {*modules} & {*moments.__all__}
 
 
 def gaussian(m: float, v: float, dtype: torch.dtype = torch.float64) -> Gaussian:
@@ -52,7 +60,7 @@ def test_piecewise_linear_moments_are_exact(name: str, m: float, v: float) -> No
 
     mean = integral(h, m, v, pieces.knots)
     var = integral(lambda x: (h(x) - mean) ** 2, m, v, pieces.knots)
-    out = fn.rectify(gaussian(m, v), pieces)
+    out = moments.rectify(gaussian(m, v), pieces)
     assert out.mean.item() == pytest.approx(mean, abs=1e-9)
     assert out.var.item() == pytest.approx(var, rel=1e-8, abs=1e-10)
 
@@ -61,8 +69,8 @@ def test_piecewise_linear_moments_are_exact(name: str, m: float, v: float) -> No
 @pytest.mark.parametrize("s", [1e-3, 1.0, 1e3])
 def test_rectified_normal_keeps_its_relative_precision_in_float32(t: float, s: float) -> None:
     """The textbook form is 39 times too large in the mean at t = -6, and negative in the variance."""
-    exact = fn.rectify(gaussian(t * s, s * s))
-    single = fn.rectify(gaussian(t * s, s * s, torch.float32))
+    exact = moments.rectify(gaussian(t * s, s * s))
+    single = moments.rectify(gaussian(t * s, s * s, torch.float32))
     assert single.mean.item() == pytest.approx(exact.mean.item(), rel=2e-3, abs=1e-38)
     assert single.var.item() == pytest.approx(exact.var.item(), rel=0.15, abs=1e-38)
 
@@ -74,14 +82,14 @@ def test_rectified_normal_tail_against_arbitrary_precision() -> None:
         phi, cdf = mp.npdf(t), mp.ncdf(t)
         mean = phi + t * cdf
         var = (1 + t * t) * cdf + t * phi - mean**2
-        out = fn.rectify(gaussian(float(t), 1.0))
+        out = moments.rectify(gaussian(float(t), 1.0))
         assert out.mean.item() == pytest.approx(float(mean), rel=1e-9)
         assert out.var.item() == pytest.approx(float(var), rel=1e-6)
 
 
 def test_rectify_has_the_right_gradient_at_zero_mean() -> None:
     m, v = torch.zeros(1, requires_grad=True), torch.ones(1, requires_grad=True)
-    fn.rectify(Gaussian.of(m, v)).mean.backward()
+    moments.rectify(Gaussian.of(m, v)).mean.backward()
     assert m.grad.item() == pytest.approx(0.5)
     assert v.grad.item() == pytest.approx(0.5 / math.sqrt(2 * math.pi))
 
@@ -90,7 +98,7 @@ def test_rectify_has_the_right_gradient_at_zero_mean() -> None:
 def test_the_hard_gate_is_the_limit_of_the_soft_one(name: str) -> None:
     pieces = PIECEWISE[name]
     x = Gaussian(torch.linspace(-7.03, 7.01, 97).double(), torch.rand(97).double())
-    hard, soft = fn.gate(x, math.inf, pieces), fn.gate(x, 1e5, pieces)
+    hard, soft = moments.gate(x, math.inf, pieces), moments.gate(x, 1e5, pieces)
     torch.testing.assert_close(soft.mean, hard.mean, atol=1e-8, rtol=0)
     torch.testing.assert_close(soft.var, hard.var, atol=1e-8, rtol=0)
     torch.testing.assert_close(hard.mean, pieces(x.mean))
@@ -99,7 +107,7 @@ def test_the_hard_gate_is_the_limit_of_the_soft_one(name: str) -> None:
 def test_gate_stays_within_the_stated_distance_of_relu() -> None:
     x = Gaussian(torch.linspace(-1, 1, 4001).double(), torch.zeros(4001).double())
     for slope in (10.0, 100.0):
-        soft = fn.gate(x, slope)
+        soft = moments.gate(x, slope)
         assert (soft.mean - F.relu(x.mean)).abs().max() <= 0.2785 / slope
         assert soft.var.max() <= 0.43923 / slope**2 * 1.0001
 
@@ -118,7 +126,7 @@ def test_maximum_of_two(a: tuple[float, float], b: tuple[float, float]) -> None:
     n = 4_000_000
     samples = np.maximum(rng.normal(a[0], a[1] ** 0.5, n), rng.normal(b[0], b[1] ** 0.5, n))
     for one, two in ((a, b), (b, a)):
-        out = fn.maximum(gaussian(*one), gaussian(*two))
+        out = moments.maximum(gaussian(*one), gaussian(*two))
         error = samples.std() / math.sqrt(n)
         assert abs(out.mean.item() - samples.mean()) < 5 * error + 1e-12
         fourth = ((samples - samples.mean()) ** 4).mean()
@@ -130,7 +138,7 @@ def test_winner_takes_mean_and_variance_together() -> None:
         Gaussian(torch.tensor([1.0, -1.0]), torch.tensor([4.0, 5.0])),
         Gaussian(torch.tensor([0.0, 0.0]), torch.tensor([6.0, 7.0])),
     )
-    out = fn.winner(a, b)
+    out = moments.winner(a, b)
     assert out.mean.tolist() == [1.0, 0.0]
     assert out.var.tolist() == [4.0, 7.0]
 
@@ -138,11 +146,11 @@ def test_winner_takes_mean_and_variance_together() -> None:
 def test_product_against_sampling() -> None:
     a, b = gaussian(1.5, 0.4), gaussian(-0.7, 0.9)
     samples = a.sample((1_000_000,)) * b.sample((1_000_000,))
-    out = fn.product(a, b)
+    out = moments.product(a, b)
     assert out.mean.item() == pytest.approx(samples.mean().item(), abs=0.01)
     assert out.var.item() == pytest.approx(samples.var().item(), rel=0.01)
-    assert fn.product(a, b.mean).var.item() == pytest.approx(0.4 * 0.49)
-    assert torch.equal(fn.product(a.mean, b.mean), a.mean * b.mean)
+    assert moments.product(a, b.mean).var.item() == pytest.approx(0.4 * 0.49)
+    assert torch.equal(moments.product(a.mean, b.mean), a.mean * b.mean)
 
 
 def test_affine_does_no_more_operations_than_it_needs() -> None:
@@ -155,7 +163,7 @@ def test_affine_does_no_more_operations_than_it_needs() -> None:
     x, w = Gaussian(torch.ones(2, 3), torch.ones(2, 3)), Gaussian(torch.ones(4, 3), torch.ones(4, 3))
     for arguments, count in {(x, w): 3, (x.mean, w): 2, (x, w.mean): 2, (x.mean, w.mean): 1}.items():
         calls.clear()
-        fn.affine(op, *arguments)
+        moments.affine(op, *arguments)
         assert len(calls) == count
 
 
@@ -167,10 +175,10 @@ def test_quadrature(g, m: float, v: float) -> None:
 
     mean = integral(value, m, v)
     var = integral(lambda x: (value(x) - mean) ** 2, m, v)
-    out = fn.quadrature(g, gaussian(m, v))
+    out = moments.quadrature(g, gaussian(m, v))
     assert out.mean.item() == pytest.approx(mean, abs=1e-5)
     assert out.var.item() == pytest.approx(var, abs=5e-5)
-    log = fn.log_expectation_exp(g, gaussian(m, v)).item()
+    log = moments.log_expectation_exp(g, gaussian(m, v)).item()
     assert log == pytest.approx(math.log(integral(lambda x: math.exp(value(x)), m, v)), abs=1e-5)
 
 
@@ -181,22 +189,24 @@ def test_gate_divergence(slope: float, m: float, s: float) -> None:
         return float(np.logaddexp(0, slope * x))
 
     exact = integral(softplus, m, s * s, (0.0,)) - softplus(m) if s else 0.0
-    assert fn.gate_kl(gaussian(m, s * s), slope).item() == pytest.approx(exact, abs=2e-6 * max(1, slope * s))
-    assert abs(fn.gate_kl(gaussian(m, s * s), slope, exact=False).item() - exact) <= math.log(2)
+    assert moments.gate_kl(gaussian(m, s * s), slope).item() == pytest.approx(
+        exact, abs=2e-6 * max(1, slope * s)
+    )
+    assert abs(moments.gate_kl(gaussian(m, s * s), slope, exact=False).item() - exact) <= math.log(2)
 
 
 def test_gate_divergence_has_finite_gradients() -> None:
     for m, v in [(0.0, 0.0), (0.0, 1e-30), (1e3, 1e-30), (-1.0, 1e6)]:
         mean, var = torch.tensor(m, requires_grad=True), torch.tensor(v, requires_grad=True)
         for exact in (False, True):
-            grads = torch.autograd.grad(fn.gate_kl(Gaussian.of(mean, var), 100.0, exact), (mean, var))
+            grads = torch.autograd.grad(moments.gate_kl(Gaussian.of(mean, var), 100.0, exact), (mean, var))
             assert all(torch.isfinite(g) for g in grads), (m, v, exact)
 
 
-@pytest.mark.parametrize("moments", [fn.gate, fn.rectify, fn.anchored], ids=lambda f: f.__name__)
-def test_gradients_of_relu_are_those_of_finite_differences(moments: Callable[[Gaussian], Gaussian]) -> None:
+@pytest.mark.parametrize("relu", [moments.gate, moments.rectify, moments.anchored], ids=lambda f: f.__name__)
+def test_gradients_of_relu_are_those_of_finite_differences(relu: Callable[[Gaussian], Gaussian]) -> None:
     def both(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        y = moments(Gaussian(m, v))
+        y = relu(Gaussian(m, v))
         return y.mean, y.var
 
     m, v = (
