@@ -127,7 +127,8 @@ def audit(
     """
     if not len(x) == len(y) > 0:
         raise ValueError(
-            f"audit: needs inputs and a target for each, got {len(x)} inputs and {len(y)} targets."
+            "audit: needs at least one input and a target for each input, "
+            f"got {len(x)} inputs and {len(y)} targets."
         )
     if next(posteriors(elbo.net), None) is None:
         raise ValueError(

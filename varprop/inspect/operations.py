@@ -37,7 +37,7 @@ class Operation:
     flops: float = 0.0
     """Share of the matrix products and convolutions of a pass."""
     variance: float | None = None
-    """Share of the output's variance lost if the layer is made deterministic; None if it has no random weights."""
+    """Share of the output's variance lost with the layer's weights fixed; None without random weights."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Summary:
 
 @torch.no_grad()
 def summary(net: nn.Module, method: Method, x: Activation) -> Summary:
-    """List every operation of a network on an input, with its rule, parameters, cost and share of the variance.
+    """List the operations of a network with their rules, parameters, cost and share of the variance.
 
     "exact" and "approximate" refer to a single operation with independent inputs. "corrected" is a sum of
     correlated values that includes their covariance (Eq. 41); "independent" is a sum or product whose
