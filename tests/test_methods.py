@@ -176,7 +176,7 @@ def test_a_module_list_runs_in_order(method: vp.Method) -> None:
 def test_without_variance_a_rule_equals_the_layer(case: Case, method: vp.Method) -> None:
     module, x = case.build(logvar=-200.0)
     if method.slope == 10.0 and case in cases.PIECEWISE:
-        pytest.skip("a soft gate has variance of its own")
+        pytest.skip("a soft gate has its own variance")
     constant = Gaussian(x.mean, torch.zeros_like(x.var))
     out, expected = method(module, constant), module(x.mean)
     torch.testing.assert_close(out.mean, expected)

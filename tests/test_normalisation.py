@@ -1,4 +1,4 @@
-"""Normalisation layers beyond the table of cases: running statistics, replicas, variance in the statistics."""
+"""Normalisation layers beyond the table of cases: running statistics, replicas, random statistics."""
 
 from __future__ import annotations
 

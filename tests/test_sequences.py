@@ -24,7 +24,7 @@ def without_the_fast_path() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(True)
 
 
-def near(f: Gaussian, samples: Tensor, mean_error: float, var_error: float) -> None:
+def close(f: Gaussian, samples: Tensor, mean_error: float, var_error: float) -> None:
     (mean, _), (var, _) = moments(samples)
     seen = var > 0.01 * var.max()  # a unit that is almost always closed has too few samples
     assert ((f.mean - mean).abs() / var.sqrt())[seen].mean() < mean_error
@@ -157,7 +157,7 @@ def test_an_embedding_in_a_network_trains_samples_and_saves(tmp_path) -> None:
     vp.save(elbo, tmp_path)
     assert torch.equal(vp.load(tmp_path).predict(x).var, elbo.predict(x).var)
     samples = torch.stack([vp.LOCAL_REPARAM(net[0], x) for _ in range(4000)])
-    near(vp.DVI(net[0], x), samples, 0.05, 0.1)
+    close(vp.DVI(net[0], x), samples, 0.05, 0.1)
 
 
 def test_layers_without_groups_have_no_horseshoe() -> None:
@@ -188,7 +188,7 @@ def test_attention_is_close_to_sampling(logvar: float) -> None:
     assert names == ["attention.in_proj_weight", "attention.out_proj.weight"]
     x = torch.randn(3, 5, 8)
     with torch.no_grad():
-        near((vp.DVI | {SelfAttention: self_attention})(net, x), draws(net, x, 4000), 0.08, 0.35)
+        close((vp.DVI | {SelfAttention: self_attention})(net, x), draws(net, x, 4000), 0.08, 0.35)
 
 
 def test_attention_to_independent_values_is_close_to_sampling() -> None:
@@ -196,10 +196,10 @@ def test_attention_to_independent_values_is_close_to_sampling() -> None:
         Gaussian(torch.randn(s).double(), torch.rand(s).double()) for s in ((4, 6, 6), (4, 6, 3))
     )
     samples = scores.sample((20_000,)).softmax(-1) @ values.sample((20_000,))
-    near(vp.moments.attend(scores, values)[0], samples, 0.03, 0.08)
+    close(vp.moments.attend(scores, values)[0], samples, 0.03, 0.08)
     kept = torch.rand(20_000, 4, 6, 6) > 0.25
     dropped = (scores.sample((20_000,)).softmax(-1) * kept / 0.75) @ values.sample((20_000,))
-    near(vp.moments.attend(scores, values, dropped=0.25)[0], dropped, 0.03, 0.08)
+    close(vp.moments.attend(scores, values, dropped=0.25)[0], dropped, 0.03, 0.08)
 
 
 def test_equal_values_get_no_variance_from_the_scores() -> None:
@@ -321,7 +321,7 @@ def test_a_cell_is_close_to_sampling(kind: str) -> None:
         samples = step(kind, *parts, state)
         out = vp.DVI(cell, x, state if kind == "lstm" else state[0])
         for f, sample in zip(out if kind == "lstm" else (out,), samples, strict=True):
-            near(f, sample, 0.03, 0.06)
+            close(f, sample, 0.03, 0.06)
 
 
 @pytest.mark.parametrize("kind", CELLS)

@@ -86,11 +86,11 @@ def _gain(method: Method, place: Place) -> Gain | nn.Module | tuple[Gain, Gain] 
         return None
     call = call_of(method, rule, place, values[step.name])
     if rule.gain is None:
-        call = stands_for(call)
+        call = layer_call(call)
     return None if call.rule.gain is None else call.rule.gain(call)
 
 
-def stands_for(call: Call) -> Call:
+def layer_call(call: Call) -> Call:
     """The call of the layer that a function is equivalent to, or else the call itself."""
     if call.rule.layer is None:
         return call

@@ -120,12 +120,12 @@ def on_sample(method: Method, module: nn.Module, *x: Value, **options: Value) ->
     samples them."""
     x = tuple([_sample(a) for a in x])
     if is_torchs_own(module) or next(posteriors(module), None) is None:
-        return as_it_is.apply(method, module, *x, **options)
+        return at_means.apply(method, module, *x, **options)
     return walk(method, module, x, options)
 
 
 @rule("plain")
-def as_it_is(method: Method, module: nn.Module, *x: Value, **options: Value) -> Tensor:
+def at_means(method: Method, module: nn.Module, *x: Value, **options: Value) -> Tensor:
     """A module on deterministic inputs, with every weight at its mean."""
     kind = type(module).__name__
     if any(isinstance(a, Gaussian) for a in x):
@@ -157,7 +157,7 @@ LOCAL_REPARAM = Method(
 Each pre-activation of each data point is sampled once.
 """
 
-DETERMINISTIC = Method("DETERMINISTIC", {nn.Module: as_it_is}, deterministic=True, key="deterministic")
+DETERMINISTIC = Method("DETERMINISTIC", {nn.Module: at_means}, deterministic=True, key="deterministic")
 """The plain network, with every weight at its mean."""
 
 METHODS = {str(method.key): method for method in (CVBP, VBP, DVI, LOCAL_REPARAM, DETERMINISTIC, PBP)}

@@ -92,7 +92,7 @@ def winner_pool(method: Method, module: Layer, x: Gaussian) -> Gaussian:
 
 @on_random("approximate", 8)
 def clark_pool(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
-    """The maximum of each window, two entries at a time, each result taken as normal again (Eq. 8)."""
+    """The maximum of each window, two entries at a time, each result treated as normal again (Eq. 8)."""
     return _by_pairs(module, x)
 
 
