@@ -7,6 +7,6 @@ import varprop
 
 @pytest.fixture(autouse=True)
 def names_in_doctests(doctest_namespace: dict[str, object]) -> None:
-    """What an example may use without importing it."""
+    """The names that a doctest may use without importing them."""
     doctest_namespace.update(torch=torch, nn=nn, vp=varprop)
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
-"""The tables of supported layers, read off the methods: rows are types of layer, columns methods, cells what a rule is.
+"""The tables of supported layers, made from the methods: a row for each type of layer, a column for each
+method.
 
-A rule of the library that does not state its kind stops the build.
+A library rule that does not state its kind stops the build.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ TITLES = {
     "Maxima": pooling.MAX_POOLS,
 }
 REST = "Averages, noise and moves"
-FUNCTIONS = """## Functions and methods of tensors
+FUNCTIONS = """## Functions and tensor methods
 
-What a `forward` may do between layers in VBP, CVBP, DVI and PBP; other methods run functions as they are. The functions are those of
-`torch`, `torch.nn.functional` and `operator`, and the methods of tensors of the same name. Operands are taken as independent;
-sums are corrected where {doc}`networks` says so."""
+What a `forward` may compute between layers in VBP, CVBP, DVI and PBP; other methods run functions unchanged.
+The functions are those of `torch`, `torch.nn.functional` and `operator`, and the tensor methods of the same
+name. Operands are assumed independent; {doc}`networks` describes which sums are corrected for correlation.
+"""
 
 
 def kind(entry: Rule | Function) -> Kind:
@@ -46,13 +48,13 @@ def written(known: Kind) -> str:
 
 
 def layer_types() -> list[type[nn.Module]]:
-    """Every type that some table names, but the catch-all nn.Module, in the order of the tables."""
+    """Every layer type in any table except the catch-all nn.Module, in the order of the tables."""
     keys = dict.fromkeys(key for method in vp.METHODS.values() for key in method.rules)
     return [key for key in keys if isinstance(key, type) and key is not nn.Module]
 
 
 def functions() -> dict[str, list[str]]:
-    """The functions that VBP's table names, by what their rule is."""
+    """The functions in VBP's table, grouped by the kind of their rule."""
     names: dict[str, list[str]] = {}
     for key, rule in vp.VBP.rules.items():
         if not isinstance(key, type):
@@ -61,13 +63,13 @@ def functions() -> dict[str, list[str]]:
 
 
 def cell(method: vp.Method, layer: type[nn.Module]) -> str:
-    """What the method does with a layer of this type: by its own row, or by the row for every module."""
+    """The kind of the method's rule for this type of layer, or else of its rule for any module."""
     rule = method.rules.get(layer, method.rules.get(nn.Module))
     return "none" if rule is None else written(kind(rule))
 
 
 def measured() -> dict[str, str]:
-    """For each layer by its name, DVI's error of the mean and ratio of variances in its first case in experiments/accuracy.py."""
+    """For each layer name, DVI's error of the mean and ratio of variances in experiments/accuracy.py."""
     path = Path(__file__).parents[1] / "experiments" / "results" / "accuracy" / "layers.json"
     cells: dict[str, str] = {}
     for row in json.loads(path.read_text())["rows"]:
@@ -100,4 +102,4 @@ def page() -> str:
         "|---|---|",
         *(f"| {word} | {', '.join(f'`{n}`' for n in names)} |" for word, names in functions().items()),
     ]
-    return "\n\n".join([*parts, f"## {REST}\n\n{table(left)}", FUNCTIONS, "\n".join(lines)]) + "\n"
+    return "\n\n".join([*parts, f"## {REST}\n\n{table(left)}", FUNCTIONS.strip(), "\n".join(lines)]) + "\n"

@@ -1,4 +1,4 @@
-"""The table of layers that every rule is checked on."""
+"""The table of layers on which every rule is checked."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import varprop as vp
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, the shape of its input (with the batch), and what sampling the real layer can say about it."""
+    """A layer, the shape of its input (with the batch), and how closely its rule should match sampling."""
 
     name: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
-    certain_input: bool = False
-    """Exact for a certain input only: with a random one, entries of a window are copies of each other."""
+    deterministic_input: bool = False
+    """Whether the rule is exact for a deterministic input only; in a random one, padding repeats entries."""
     training: bool = False
     mean_error: float = 0.0
-    """Of an approximation: how far the mean may be off on average, in units of the sampled standard deviation."""
+    """For an approximation, the tolerated average error of the mean, in sampled standard deviations."""
     var_error: float = 0.0
-    """Likewise: how far the log of predicted over sampled variance may be from zero on average."""
+    """For an approximation, the tolerated average of |log(predicted variance / sampled variance)|."""
 
     def build(
         self, dtype: torch.dtype = torch.float64, logvar: float = -2.0
@@ -62,13 +62,13 @@ AFFINE = [
         "conv2d reflect",
         lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"),
         (2, 2, 5, 5),
-        certain_input=True,
+        deterministic_input=True,
     ),
     Case(
         "conv2d replicate",
         lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate"),
         (2, 2, 5, 5),
-        certain_input=True,
+        deterministic_input=True,
     ),
     Case("conv3d", lambda: nn.Conv3d(1, 2, 2, padding=(1, 0, 1)), (2, 1, 3, 3, 3)),
     Case(
@@ -152,7 +152,7 @@ APPROXIMATE = [
         var_error=0.05,
     ),
 ]
-"""Rules that are near to sampling, with how near."""
+"""Rules that are close to sampling, with the tolerance of each."""
 
 SHARED = [
     *AFFINE,
@@ -242,7 +242,7 @@ def _distinct(module: nn.PReLU) -> nn.PReLU:
 
 
 def scaled(module: nn.Module) -> nn.Module:
-    """A normalisation layer whose scale and shift are not all the same."""
+    """A normalisation layer with a different scale and shift for each channel."""
     with torch.no_grad():
         module.weight.copy_(torch.linspace(0.5, 2.0, module.weight.numel()).view_as(module.weight))
         if getattr(module, "bias", None) is not None:
@@ -251,7 +251,7 @@ def scaled(module: nn.Module) -> nn.Module:
 
 
 def settled(module: nn.Module) -> nn.Module:
-    """A normalisation layer with running statistics that some training left."""
+    """A normalisation layer with running statistics as after training."""
     module.running_mean.copy_(torch.linspace(-0.5, 1.0, len(module.running_mean)))
     module.running_var.copy_(torch.linspace(0.3, 2.0, len(module.running_var)))
     return scaled(module) if module.weight is not None else module

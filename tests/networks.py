@@ -1,9 +1,8 @@
-"""Networks as their users write them: modules with their own `forward`, and nothing of this library inside."""
+"""Networks as users write them: modules with their own `forward` that use nothing from this library."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +130,7 @@ class UNet(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A part with two inputs."""
+    """A module with two inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +155,7 @@ class Residual(nn.Module):
 
 
 class Twice(nn.Module):
-    """One part, used two times."""
+    """One module, used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,9 +180,9 @@ class Branching(nn.Module):
 class Function(nn.Module):
     """A function as a network."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Tensor) -> object:
         return self.function(x)

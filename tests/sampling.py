@@ -1,6 +1,8 @@
-"""The sampling check: weights and inputs are drawn, the real torch module is run on each draw, and the moments must agree.
+"""The Monte Carlo check: the torch module is run on samples of its weights and inputs, and the moments must
+agree.
 
-It is the oracle for rules that claim to be exact. VBP's gate is not one of them: its model draws the gate apart from the input.
+It is the reference for rules that claim to be exact. VBP's gate is not one of them: its model samples the
+gate independently of the input.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ STANDARD_ERRORS = 5.0
 
 
 def draws(module: nn.Module, x: vp.Gaussian | Tensor, samples: int = 20_000, seed: int = 0) -> Tensor:
-    """Outputs of the module itself for `samples` draws of its random weights and of the input, in the first dimension."""
+    """Outputs of the module for Monte Carlo samples of its weights and input, along the first dimension."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         return torch.cat([_run(module, x, min(CHUNK, samples - i)) for i in range(0, samples, CHUNK)])
 
 
 def moments(samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The sample mean and then the sample variance, each with its standard error; that of the variance is from the fourth moment."""
+    """The sample mean and variance, each with its standard error; the second uses the fourth moment."""
     n, mean, var = len(samples), samples.mean(0), samples.var(0)
     fourth = (samples - mean).pow(4).mean(0)
     yield mean, torch.sqrt(var / n)
@@ -34,7 +36,7 @@ def moments(samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def disagreement(method: vp.Method, module: nn.Module, x: vp.Gaussian | Tensor, samples: int = 20_000) -> str:
-    """What the method gets wrong about the module by more than five standard errors, in words; empty where it agrees."""
+    """Describe where the method is off by more than five standard errors; empty if it agrees."""
     with torch.no_grad():
         f = method(module, x)
     f = f if isinstance(f, vp.Gaussian) else vp.Gaussian(f, torch.zeros_like(f))
@@ -42,25 +44,26 @@ def disagreement(method: vp.Method, module: nn.Module, x: vp.Gaussian | Tensor, 
 
 
 def difference(f: vp.Gaussian, samples: Tensor) -> str:
-    """Where the moments of f and of the samples in the first dimension differ by more than five standard errors, in words."""
+    """Describe where the moments of f and of the samples differ by more than five standard errors."""
     if f.shape != samples.shape[1:]:
         return f"shape {tuple(f.shape)}, sampling gives {tuple(samples.shape[1:])}"
     wrong = []
     for name, claim, (value, error) in zip(("mean", "var"), (f.mean, f.var), moments(samples), strict=True):
-        # Without variance the samples are all one number, up to rounding.
+        # Without variance all samples are equal up to rounding.
         rounding = 100 * torch.finfo(value.dtype).eps * samples.abs().amax(0).clamp(min=1)
         ratio = (claim - value).abs() / (error + rounding / STANDARD_ERRORS)
         worst = ratio.nan_to_num(torch.inf).argmax()
         if not (ratio <= STANDARD_ERRORS).all():
             wrong.append(
-                f"{name} is {claim.flatten()[worst]:.6g}, sampling gives {value.flatten()[worst]:.6g} ± {error.flatten()[worst]:.2g} "
+                f"{name} is {claim.flatten()[worst]:.6g}, "
+                f"sampling gives {value.flatten()[worst]:.6g} ± {error.flatten()[worst]:.2g} "
                 f"({ratio.flatten()[worst]:.1f} standard errors, entry {worst} of {value.numel()})"
             )
     return "; ".join(wrong)
 
 
 def agrees(method: vp.Method, module: nn.Module, x: vp.Gaussian | Tensor, samples: int = 20_000) -> bool:
-    """Whether the method's mean and variance are those of the module with random weights, within five standard errors."""
+    """Whether the method's mean and variance agree with sampling within five standard errors."""
     return not disagreement(method, module, x, samples)
 
 

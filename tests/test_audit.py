@@ -18,7 +18,7 @@ from varprop.inspect.consistency import _at_prior
 def trained(
     method: vp.Method, hidden: tuple[int, ...] = (20,), epochs: int = 300
 ) -> tuple[vp.ELBO, torch.Tensor, torch.Tensor]:
-    """A network fitted to a line with a bend, without batches."""
+    """A network fitted to |x| on full batches."""
     torch.manual_seed(0)
     x = torch.linspace(-2, 2, 200).unsqueeze(1)
     y = x.abs() + 0.1 * torch.randn_like(x)
@@ -34,7 +34,7 @@ def trained(
     return elbo, x, y
 
 
-def test_vbp_fails_its_audit_where_closed_units_have_the_variances_of_the_prior():
+def test_vbp_fails_its_audit_if_closed_units_have_prior_variances():
     elbo, x, y = trained(vp.VBP)
     with torch.no_grad():
         elbo.net[0].bias[:5] = -0.5
@@ -52,14 +52,14 @@ def test_vbp_fails_its_audit_where_closed_units_have_the_variances_of_the_prior(
 
 
 @pytest.mark.parametrize("method", [vp.CVBP, vp.DVI], ids=lambda m: m.name)
-def test_others_pass_theirs(method):
+def test_cvbp_and_dvi_pass_their_audits(method):
     audit = vp.audit(*trained(method))
     assert audit.consistent, str(audit)
     assert audit.sampled is None
     assert str(audit).splitlines()[-1].startswith("Consistent")
 
 
-def test_exact_moments_are_those_of_sampled_networks():
+def test_exact_moments_agree_with_monte_carlo():
     elbo, x, y = trained(vp.VBP)
     audit = vp.audit(elbo, x, y)
     weights = vp.posterior.draw(elbo.net, 4000, torch.Generator().manual_seed(1))
@@ -73,7 +73,7 @@ def test_exact_moments_are_those_of_sampled_networks():
 
 
 def pooled(method: vp.Method) -> tuple[vp.ELBO, torch.Tensor, torch.Tensor]:
-    """A convolution, a smooth activation and an average over positions that share their weights."""
+    """A convolution, a smooth activation and an average over positions that share weights."""
     torch.manual_seed(0)
     front = nn.Conv2d(1, 4, 3, padding=1), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     net = vp.variational(nn.Sequential(*front, nn.Linear(4, 1)), logvar=-3.0)
@@ -81,7 +81,7 @@ def pooled(method: vp.Method) -> tuple[vp.ELBO, torch.Tensor, torch.Tensor]:
     return elbo, torch.randn(50, 1, 8, 8) + 2.0, torch.randn(50, 1)
 
 
-def test_a_network_without_piecewise_units_is_judged_by_sampling_too():
+def test_a_network_without_piecewise_activations_is_judged_by_sampling():
     audit = vp.audit(*pooled(vp.DVI), samples=300)
     assert audit.sampled is not None
     assert not audit.consistent
@@ -107,7 +107,7 @@ def test_a_method_and_its_unchanged_copy_have_the_same_audit():
     assert audit.sampled is None
 
 
-def test_sampled_networks_judge_deeper_ones():
+def test_deeper_networks_are_judged_by_sampling():
     audit = vp.audit(*trained(vp.DVI, (10, 10)), samples=300)
     assert audit.sampled is not None
     assert audit.gap == audit.own.log_likelihood - audit.sampled.log_likelihood
@@ -131,13 +131,11 @@ def test_classes_labels_and_sampling_methods():
             assert audit.own.error == pytest.approx(audit.exact.error, abs=0.1)
 
 
-def test_a_convolution_s_units_are_its_channels():
+def test_the_units_of_a_convolution_are_its_channels():
     net = vp.variational(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)))
     with torch.no_grad():
         net[0].bias.copy_(torch.tensor([-100.0, -100.0, 100.0, 100.0]))
-        net[0].weight_logvar[:1] = (
-            0.0  # the first closed channel has the prior's variance, the second has not
-        )
+        net[0].weight_logvar[:1] = 0.0  # of the two closed channels only the first has the prior's variance
     elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Categorical(), vp.priors.Normal(1.0), n_data=8)
     audit = vp.audit(elbo, torch.randn(8, 1, 4, 4), torch.zeros(8).long())
     assert [(units.layer, units.idle) for units in audit.layers] == [("0", 0.25)]
@@ -148,7 +146,7 @@ def test_a_convolution_s_units_are_its_channels():
     [vp.priors.Normal(4.0), vp.priors.EmpiricalBayes(), vp.priors.LogUniform()],
     ids=lambda p: type(p).__name__,
 )
-def test_a_variance_at_the_prior_is_one_that_nothing_else_holds(prior):
+def test_a_variance_is_at_the_prior_if_nothing_else_affects_it(prior):
     layer = vp.variational(nn.Linear(50, 2))
     with torch.no_grad():
         layer.weight.zero_()
@@ -157,7 +155,7 @@ def test_a_variance_at_the_prior_is_one_that_nothing_else_holds(prior):
     assert _at_prior(prior, layer).tolist() == [True, False]
 
 
-def test_the_audit_leaves_the_objective_as_it_was():
+def test_the_audit_does_not_change_the_objective():
     elbo, x, y = trained(vp.VBP, epochs=1)
     elbo.train()
     before = {name: value.clone() for name, value in elbo.state_dict().items()}
@@ -178,7 +176,7 @@ def test_errors_say_what_to_do():
 @pytest.mark.parametrize(
     "load", [load_diabetes, load_breast_cancer, load_digits, load_wine], ids=lambda f: f.__name__
 )
-def test_an_untouched_estimator_passes_its_own_audit(load):
+def test_a_default_estimator_passes_its_audit(load):
     x, y = load(return_X_y=True)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).numpy()
     train, test = order[len(x) // 4 :], order[: len(x) // 4]

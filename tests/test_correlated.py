@@ -1,4 +1,4 @@
-"""Networks with the correlations of their activations: exact where the theory says so, near sampled networks elsewhere."""
+"""`vp.correlated` is exact where the theory says so, and elsewhere close to Monte Carlo sampling."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Branches(nn.Module):
 
 
 class OverTime(nn.Module):
-    """Weights that all steps of a sequence share, and an average over the steps."""
+    """Weights shared by all steps of a sequence, and an average over the steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Product(nn.Module):
 
 
 class Sum(nn.Module):
-    """Two inputs, each with its layer."""
+    """Two inputs, each with its own layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Sum(nn.Module):
 
 
 class Functions(nn.Module):
-    """One hidden layer, whose weights `forward` uses by themselves."""
+    """One hidden layer whose weights are used directly in `forward`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Functions(nn.Module):
 
 
 class Last(nn.Module):
-    """The last step of a sequence that passes a recurrent layer."""
+    """The last step of a sequence after a recurrent layer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def pooled() -> nn.Sequential:
 @pytest.mark.parametrize("act", [nn.ReLU, nn.LeakyReLU, nn.Hardtanh, lambda: nn.PReLU(9), nn.Tanh])
 @pytest.mark.parametrize("options", [{}, {"biases": True}, {"posterior": "factored"}], ids=str)
 @pytest.mark.usefixtures("float64")
-def test_one_hidden_layer_is_that_of_dvi(act: Callable[[], nn.Module], options: dict[str, object]) -> None:
+def test_one_hidden_layer_equals_dvi(act: Callable[[], nn.Module], options: dict[str, object]) -> None:
     net, x = random(perceptron(4, 9, 2, act=act), **options), torch.randn(5, 4)
     f, dvi = vp.correlated(net, x), vp.DVI(net, x)
     torch.testing.assert_close(f.mean, dvi.mean)
@@ -120,13 +120,13 @@ def test_one_hidden_layer_is_that_of_dvi(act: Callable[[], nn.Module], options: 
 
 
 @pytest.mark.usefixtures("float64")
-def test_weights_that_forward_uses_by_themselves():
+def test_weights_used_directly_in_forward():
     net, x = random(Functions(), biases=True), torch.randn(3, 4)
     torch.testing.assert_close(vp.correlated(net, x).var, vp.DVI(net, x).var.detach())
 
 
 @pytest.mark.usefixtures("float64")
-def test_what_positions_share_is_half_of_what_they_could():
+def test_positions_share_half_of_the_second_order_variance():
     """Eq. 51, written out for kernels of one weight."""
     net, x = (
         random(nn.Sequential(nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 1), nn.AdaptiveAvgPool1d(1)), biases=True),
@@ -141,7 +141,7 @@ def test_what_positions_share_is_half_of_what_they_could():
 
 
 @pytest.mark.usefixtures("float64")
-def test_an_average_is_halfway_between_independent_and_one():
+def test_an_average_is_midway_between_independent_and_fully_correlated():
     net, x = (
         random(nn.Sequential(nn.Conv1d(1, 1, 1), nn.AvgPool1d(7), nn.Flatten(), nn.Linear(1, 1))),
         torch.randn(1, 1, 7),
@@ -176,9 +176,7 @@ def test_an_average_is_halfway_between_independent_and_one():
     ],
     ids=["linear", "convolution", "transposed", "circular", "branches", "over time", "product"],
 )
-def test_linear_networks_are_those_that_are_sampled(
-    make: Callable[[], nn.Module], shape: tuple[int, ...]
-) -> None:
+def test_linear_networks_agree_with_sampling(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     net, x = random(make(), biases=True), torch.rand(shape)
     assert difference(vp.correlated(net, x), draws(net, x)) == ""
 
@@ -194,7 +192,7 @@ def test_linear_networks_are_those_that_are_sampled(
     ],
     ids=["perceptron", "tanh", "branches", "pooled"],
 )
-def test_deep_networks_are_near_those_that_are_sampled(
+def test_deep_networks_are_close_to_sampling(
     make: Callable[[], nn.Module], shape: tuple[int, ...], logvar: float
 ) -> None:
     net, x = random(make(), logvar, init="he"), torch.rand(shape)
@@ -204,8 +202,8 @@ def test_deep_networks_are_near_those_that_are_sampled(
     assert ((f.mean - samples.mean(0)).abs() / samples.std(0)).max() < 0.3
 
 
-def test_independence_would_not_pass():
-    """What the two tests above see, so that they can fail."""
+def test_independent_activations_fail_these_checks():
+    """Shows that the two tests above can fail."""
     net, x = random(pooled(), init="he"), torch.rand(3, 1, 6, 6)
     assert ratio(vp.DVI(net, x), draws(net, x, 4000)) < 0.6
     net, x = (
@@ -216,7 +214,7 @@ def test_independence_would_not_pass():
 
 
 @pytest.mark.parametrize(("logvar", "scales"), [(-4.0, -9.0), (-9.0, -3.0)], ids=["weights", "scales"])
-def test_a_horseshoe_is_near_the_sampled_one(logvar: float, scales: float) -> None:
+def test_a_horseshoe_is_close_to_sampling(logvar: float, scales: float) -> None:
     net, x = random(perceptron(4, 12, 12, 2), logvar, posterior="horseshoe"), torch.randn(4, 4)
     for name, parameter in net.named_parameters():
         if "scales" in name and name.endswith("logvar"):
@@ -225,7 +223,7 @@ def test_a_horseshoe_is_near_the_sampled_one(logvar: float, scales: float) -> No
 
 
 @pytest.mark.usefixtures("float64")
-def test_random_inputs_and_certain_layers():
+def test_random_inputs_and_deterministic_layers():
     net = random(perceptron(4, 9, 2), where=lambda name, _: name == "2")
     x = vp.Gaussian(torch.randn(3, 4), torch.rand(3, 4))
     torch.testing.assert_close(
@@ -253,7 +251,7 @@ def test_other_methods_keep_their_means():
     "make",
     [lambda: Last(nn.LSTM(4, 4, batch_first=True)), lambda: Last(nn.GRU(4, 4, batch_first=True)), Attention],
 )
-def test_recurrent_and_attention_layers_by_their_first_order(make: Callable[[], nn.Module]) -> None:
+def test_recurrent_and_attention_layers_to_first_order(make: Callable[[], nn.Module]) -> None:
     net, x = random(make(), -20.0), torch.randn(2, 5, 4)
     f = vp.correlated(net, x)
     torch.testing.assert_close(f.mean, net(x).detach(), rtol=1e-3, atol=1e-4)
@@ -264,7 +262,7 @@ def test_recurrent_and_attention_layers_by_their_first_order(make: Callable[[], 
     torch.testing.assert_close(f.var, var.detach(), rtol=0.02, atol=0)
 
 
-def test_examples_are_independent_however_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = random(pooled()), torch.rand(4, 1, 6, 6)
     together = vp.correlated(net, x)
     monkeypatch.setattr(sys.modules["varprop.jacobian"], "ENTRIES", 1)
@@ -274,7 +272,7 @@ def test_examples_are_independent_however_many_at_once(monkeypatch: pytest.Monke
     assert not together.var.requires_grad
 
 
-def test_shapes_of_outputs_are_those_of_the_network():
+def test_output_shapes_are_those_of_the_network():
     net, x = random(nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Conv1d(3, 2, 1))), torch.randn(3, 2, 6)
     assert vp.correlated(net, x).shape == net(x).shape
     flat = random(nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)))
@@ -309,7 +307,7 @@ def several() -> nn.Module:
             lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, track_running_stats=False)),
             (3, 4),
             {},
-            "give it running ones",
+            "give it running statistics",
         ),
         (lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout()).train(), (3, 4), {}, "Dropout is in training"),
         (several, (3, 4), {}, "needs one Gaussian as the network's output, and DVI gives a tuple"),
@@ -317,13 +315,13 @@ def several() -> nn.Module:
         (lambda: nn.Linear(4, 2), (3, 4), {"method": vp.LOCAL_REPARAM}, "LOCAL_REPARAM draws samples"),
     ],
 )
-def test_what_it_cannot_take_is_said(
+def test_unsupported_arguments_are_errors(
     make: Callable[[], nn.Module], shape: tuple[int, ...], options: dict, message: str
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         vp.correlated(vp.variational(make()), torch.randn(shape), **options)
 
 
-def test_a_plain_network_has_nothing_to_predict():
+def test_a_deterministic_network_is_an_error():
     with pytest.raises(ValueError, match="neither the weights nor the inputs are random"):
         vp.correlated(nn.Linear(4, 2), torch.randn(3, 4))

@@ -47,7 +47,7 @@ def test_without_variance_it_is_the_plain_layer(module):
     assert (out.var == 0).all()
 
 
-def test_the_short_form_for_relu_is_the_general_one():
+def test_the_short_form_for_relu_equals_the_general_one():
     x = normal((500,))
     torch.testing.assert_close(fn.anchored(x).var, fn.anchor(x.mean.relu(), fn.rectify(x)).var)
 
@@ -83,7 +83,7 @@ def test_the_derivatives_of_the_tail():
     assert torch.autograd.gradcheck(tail, arguments)
 
 
-def test_compiled_objective_and_gradients_are_those_of_eager():
+def test_compiled_objective_and_gradients_equal_eager():
     torch.manual_seed(0)
     net = vp.variational(
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))

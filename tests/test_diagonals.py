@@ -1,4 +1,4 @@
-"""Covariances at sums of a projection or identity and several convolutions, against Jacobians and against sampling."""
+"""Covariances of a projection or identity and several convolutions, against Jacobians and sampling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
 
 
 class Block(nn.Module):
-    """shortcut(x) + V (gates ∘ … W x): with gates of its own it is a ReLU network whose gates are frozen."""
+    """shortcut(x) + V (gates ∘ … W x): a residual block of ReLU layers with fixed gates."""
 
     def __init__(self, shortcut: nn.Module | None, *layers: nn.Module) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ BLOCKS: dict[str, Callable[[], Block]] = {
 
 @torch.no_grad()
 def align(shortcut: nn.Module | None, first: nn.Module, *others: nn.Module) -> None:
-    """Make the two paths of a block like each other, which is where independence is worst."""
+    """Make the two paths of a block similar, which is the worst case for assuming independence."""
     *between, last = others
     for layer in between:
         nn.init.dirac_(layer.weight)
@@ -76,7 +76,7 @@ every_block = pytest.mark.parametrize("name", BLOCKS)
 
 
 def build(name: str, varying: int, size: int = 5) -> tuple[Block, Gaussian]:
-    """A block whose gates, but those at one place, are the same at all positions of a channel."""
+    """A block whose gates, except those of one layer, are the same at all positions of a channel."""
     torch.manual_seed(4)
     net = BLOCKS[name]().double()
     x = torch.randn(1, net.layers[0].in_channels, size, size).double()
@@ -99,7 +99,7 @@ def jacobian_covariance(net: Block, x: Gaussian) -> Tensor:
 @every_block
 @pytest.mark.parametrize("varying", [0, 1], ids=["first gates vary", "second gates vary"])
 @pytest.mark.parametrize("size", [4, 5])
-def test_the_covariance_is_exact_where_one_factor_varies_over_positions(
+def test_the_covariance_is_exact_if_one_factor_varies_over_positions(
     name: str, varying: int, size: int
 ) -> None:
     net, x = build(name, varying, size)
@@ -108,7 +108,7 @@ def test_the_covariance_is_exact_where_one_factor_varies_over_positions(
 
 
 @every_block
-def test_the_covariance_is_that_of_sampled_weights(name: str) -> None:
+def test_the_covariance_agrees_with_sampling(name: str) -> None:
     net, x = build(name, varying=0)
     align(net.shortcut, *net.layers)
     vp.variational(net, logvar=-4.0)
@@ -140,7 +140,7 @@ RESNETS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", RESNETS)
-def test_blocks_of_a_resnet_come_nearer_to_sampling(name: str) -> None:
+def test_the_correction_brings_resnet_blocks_closer_to_sampling(name: str) -> None:
     torch.manual_seed(0)
     net = RESNETS[name]().double().eval()
     layers = [

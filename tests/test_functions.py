@@ -1,11 +1,9 @@
-"""Functions and methods of tensors, against sampling of the real ones and against the layers that do the same."""
+"""Functions and tensor methods, against Monte Carlo sampling and against the equivalent layers."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,13 +12,14 @@ from torch.nn import functional as F
 
 import varprop as vp
 from varprop import Gaussian
+from varprop.methods import base
 
 from . import cases
 from .networks import Function
 from .sampling import assert_agrees, draws, moments
 
 FIXED = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+FUNCTIONS: dict[str, base.Function] = {
     "F.relu": F.relu,
     "torch.relu": torch.relu,
     ".relu()": lambda x: x.relu(),
@@ -142,15 +141,15 @@ def test_functions_agree_with_sampling(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "F.dropout"])
 @pytest.mark.parametrize("method", [vp.VBP, vp.LOCAL_REPARAM], ids=lambda method: method.name)
-def test_functions_of_certain_values_just_run(name: str, method: vp.Method) -> None:
+def test_functions_of_deterministic_values_just_run(name: str, method: vp.Method) -> None:
     x = torch.randn(2, 3, 4).double()
     torch.testing.assert_close(method(Function(FUNCTIONS[name]), x), FUNCTIONS[name](x))
-    certain = vp.VBP(Function(FUNCTIONS[name]), Gaussian(x, torch.zeros_like(x)))
-    torch.testing.assert_close(certain.mean, FUNCTIONS[name](x))
-    assert certain.var.max() < 1e-25
+    constant = vp.VBP(Function(FUNCTIONS[name]), Gaussian(x, torch.zeros_like(x)))
+    torch.testing.assert_close(constant.mean, FUNCTIONS[name](x))
+    assert constant.var.max() < 1e-25
 
 
-def test_gates_of_functions_are_recorded_as_those_of_layers() -> None:
+def test_gates_of_functions_are_recorded_like_those_of_layers() -> None:
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     net = vp.variational(nn.Sequential(layers[0], Function(F.relu), layers[2]), logvar=-2.0)
     x, y = torch.randn(5, 3), torch.randn(5, 1)
@@ -201,13 +200,13 @@ def test_gates_of_functions_are_recorded_as_those_of_layers() -> None:
         ),
     ],
 )
-def test_what_has_no_rule_is_an_error(function: Callable[[Any], Any], message: str) -> None:
+def test_a_function_without_a_rule_is_an_error(function: base.Function, message: str) -> None:
     with pytest.raises(vp.NoRuleError, match=f"(?s){message}.*It stands in Function"):
         vp.VBP(Function(function), Gaussian(torch.ones(1, 2, 4), torch.ones(1, 2, 4)))
 
 
 class OwnKernel(nn.Module):
-    """Parameters of its own, and a random table of one of its layers."""
+    """A module with parameters of its own, which also reads the table of one of its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,9 +226,9 @@ def test_parameters_of_a_module_and_of_its_layers_are_weights_like_any_other() -
     assert_agrees(vp.DVI, net, x, samples=4000)
 
 
-# ------------------------------------------------------------------------------------------------- functions that do what a layer does
+# ---------------------------------------------------------------------------- functions equivalent to a layer
 
-NORMS: dict[str, tuple[nn.Module, Callable[[Any, Any], Any]]] = {
+NORMS: dict[str, tuple[nn.Module, base.Function]] = {
     "F.layer_norm": (
         cases.scaled(nn.LayerNorm(4)),
         lambda x, m: F.layer_norm(x, (4,), m.weight, m.bias, m.eps),
@@ -267,7 +266,7 @@ NORMS: dict[str, tuple[nn.Module, Callable[[Any, Any], Any]]] = {
 
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("method", [vp.VBP, vp.CVBP, vp.DVI], ids=lambda method: method.name)
-def test_normalising_functions_are_their_layers(name: str, method: vp.Method) -> None:
+def test_normalisation_functions_equal_their_layers(name: str, method: vp.Method) -> None:
     layer, function = NORMS[name]
     layer, again = copy.deepcopy(layer).double(), copy.deepcopy(layer).double()
     x = Gaussian(torch.randn(2, 3, 4).double(), torch.rand(2, 3, 4).double())
@@ -279,7 +278,7 @@ def test_normalising_functions_are_their_layers(name: str, method: vp.Method) ->
         )
 
 
-NEAR: dict[str, tuple[Callable[[Any], Any], float, float]] = {
+CLOSE: dict[str, tuple[base.Function, float, float]] = {
     "F.normalize": (lambda x: F.normalize(x, dim=-1), 0.04, 0.1),
     "F.normalize over channels": (lambda x: F.normalize(x), 0.04, 0.1),
     "F.layer_norm": (lambda x: F.layer_norm(x, (16,)), 0.03, 0.08),
@@ -300,21 +299,21 @@ NEAR: dict[str, tuple[Callable[[Any], Any], float, float]] = {
 }
 
 
-@pytest.mark.parametrize("name", NEAR)
-def test_approximate_functions_are_near_to_sampling(name: str) -> None:
+@pytest.mark.parametrize("name", CLOSE)
+def test_approximate_functions_are_close_to_sampling(name: str) -> None:
     torch.manual_seed(1)
-    function, mean_error, var_error = NEAR[name]
+    function, mean_error, var_error = CLOSE[name]
     x = Gaussian(torch.randn(3, 12, 16).double(), torch.rand(3, 12, 16).double() * 0.4 + 0.1)
     mean, var = (value for value, _ in moments(draws(Function(function), x, 4000)))
     f = vp.DVI(Function(function), x)
     assert ((f.mean - mean).abs() / var.sqrt()).mean() < mean_error
     assert (f.var / var).log().abs().mean() < var_error
-    certain = vp.VBP(Function(function), Gaussian(x.mean, torch.zeros_like(x.mean)))
-    torch.testing.assert_close(certain.mean, function(x.mean))
-    assert certain.var.max() < 1e-25
+    constant = vp.VBP(Function(function), Gaussian(x.mean, torch.zeros_like(x.mean)))
+    torch.testing.assert_close(constant.mean, function(x.mean))
+    assert constant.var.max() < 1e-25
 
 
-# ------------------------------------------------------------------------------------------------------------------------ maxima
+# ----------------------------------------------------------------------------------------------------- maxima
 
 
 def test_maxima_by_each_method() -> None:
@@ -342,7 +341,7 @@ def test_maxima_by_each_method() -> None:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_the_summary_says_of_a_function_what_it_says_of_its_layer(name: str) -> None:
+def test_the_summary_gives_a_function_the_kind_of_its_layer(name: str) -> None:
     layer, function = NORMS[name]
     x = Gaussian(torch.randn(2, 3, 4), torch.rand(2, 3, 4))
     ours, theirs = (
@@ -358,13 +357,13 @@ def test_a_maximum_with_itself_is_itself() -> None:
 
 
 @pytest.mark.parametrize("method", [vp.VBP, vp.CVBP, vp.DVI], ids=lambda method: method.name)
-def test_a_maximum_along_a_dimension_is_that_of_pooling(method: vp.Method) -> None:
+def test_a_maximum_along_a_dimension_equals_max_pooling(method: vp.Method) -> None:
     x = Gaussian(torch.randn(2, 3, 2), torch.rand(2, 3, 2))
     pooled, largest = method(nn.MaxPool1d(2), x), method(Function(lambda x: x.amax(-1, keepdim=True)), x)
     torch.testing.assert_close((pooled.mean, pooled.var), (largest.mean, largest.var))
 
 
-# ------------------------------------------------------------------------------------------------------------------- on top of it
+# ----------------------------------------------------------------------------------- pickling and compilation
 
 
 def test_methods_with_rules_for_functions_can_be_pickled() -> None:
@@ -375,7 +374,7 @@ def test_methods_with_rules_for_functions_can_be_pickled() -> None:
 def test_functions_compile() -> None:
     layer = cases.scaled(nn.BatchNorm2d(3)).eval()
 
-    def forward(x: Any) -> Any:
+    def forward(x: Tensor) -> Tensor:
         x = F.batch_norm(
             F.prelu(x, layer.weight), layer.running_mean, layer.running_var, layer.weight, layer.bias
         )

@@ -1,4 +1,4 @@
-"""Networks with their own `forward`: every method, every function, every tool on top of them."""
+"""Networks with their own `forward`: methods, residual sums, errors, training, export and the summary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import operator
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,13 +18,13 @@ import varprop as vp
 from varprop import Gaussian
 from varprop.graph.trace import GRAPHS
 from varprop.graph.walk import walk
-from varprop.methods.base import Call
+from varprop.methods.base import Call, Function
 
+from . import networks
 from .networks import (
     BasicBlock,
     Branching,
     DenseBlock,
-    Function,
     Residual,
     ResNet,
     SqueezeExcite,
@@ -39,7 +38,7 @@ INDEPENDENT = {
     **dict.fromkeys((operator.add, "add"), lambda method, add, a, b: a + b),
     **dict.fromkeys((operator.sub, torch.sub), lambda method, sub, a, b, alpha=1: a + b * -alpha),
 }
-"""Rows that take the operands of every sum as independent."""
+"""Rules that treat the operands of every sum as independent."""
 
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet": (ResNet, (2, 3, 32, 32)),
@@ -66,7 +65,7 @@ def build(name: str, logvar: float = -6.0) -> tuple[nn.Module, Tensor]:
     return vp.variational(net, logvar=logvar).eval(), torch.randn(shape)
 
 
-def elbo_of(net: nn.Module, method: vp.Method = vp.VBP, n_data: int = 32, **options: Any) -> vp.ELBO:
+def elbo_of(net: nn.Module, method: vp.Method = vp.VBP, n_data: int = 32, **options: float) -> vp.ELBO:
     return vp.ELBO(net, method, vp.likelihoods.Normal(), vp.priors.Normal(10.0), n_data=n_data, **options)
 
 
@@ -75,12 +74,12 @@ def residual_net(logvar: float = -6.0, seed: int = 0) -> nn.Module:
     return vp.variational(nn.Sequential(nn.Linear(3, 4), Residual(4), nn.Linear(4, 1)), logvar=logvar)
 
 
-# --------------------------------------------------------------------------------------------------------------- networks
+# --------------------------------------------------------------------------------------------------- networks
 
 
 @every_net
 @pytest.mark.parametrize("method", [VBP, DVI], ids=lambda method: method.name)
-def test_without_variance_the_network_itself_remains(name: str, method: vp.Method) -> None:
+def test_without_variance_a_method_equals_the_network(name: str, method: vp.Method) -> None:
     net, x = build(name, logvar=-60.0)
     f = method(net, x)
     torch.testing.assert_close(f.mean, net(x), rtol=1e-4, atol=1e-5)
@@ -88,14 +87,10 @@ def test_without_variance_the_network_itself_remains(name: str, method: vp.Metho
 
 
 @every_net
-def test_every_method_takes_the_network(name: str) -> None:
+def test_every_method_runs_the_network(name: str) -> None:
     net, x = build(name)
     expected = net(x)
-    if name in (
-        "resnet",
-        "dense block",
-        "unet",
-    ):  # in others there is a smooth function, whose mean is not that of the mean
+    if name in ("resnet", "dense block", "unet"):  # the others have smooth functions: E[f(x)] is not f(E[x])
         torch.testing.assert_close(VBP(net, x).mean, expected)
     torch.testing.assert_close(vp.DETERMINISTIC(net, x), expected)
     first, second = SAMPLED(net, x), SAMPLED(net, x)
@@ -104,14 +99,14 @@ def test_every_method_takes_the_network(name: str) -> None:
     assert (VBP(net, x).var > 0).any()
 
 
-def test_the_moments_of_a_resnet_are_those_of_drawn_weights_in_order_of_size() -> None:
+def test_resnet_variance_is_within_a_factor_of_two_of_sampling() -> None:
     net, x = build("resnet", logvar=-9.0)
     with torch.no_grad():
         ratio = VBP(net, x).var.mean() / draws(net, x, 300).var(0).mean()
     assert 0.5 < ratio < 2
 
 
-def test_local_reparametrisation_draws_the_weights_of_inner_layers() -> None:
+def test_local_reparametrisation_samples_the_weights_of_inner_layers() -> None:
     net = residual_net(logvar=-2.0)
     x = torch.randn(2, 3)
     with torch.no_grad():
@@ -154,7 +149,7 @@ def test_the_graph_follows_the_network_when_it_changes() -> None:
     torch.testing.assert_close(vp.VBP(net, Gaussian(x, x.square())).var, x.square())
 
 
-def test_a_graph_holds_no_parameters_and_goes_with_its_network() -> None:
+def test_a_graph_holds_no_parameters_and_is_freed_with_its_network() -> None:
     net, x = residual_net(), torch.randn(2, 3)
     before = set(vars(GRAPHS))
     f = vp.VBP(net, x)
@@ -170,7 +165,7 @@ def test_a_graph_holds_no_parameters_and_goes_with_its_network() -> None:
     assert not names & set(vars(GRAPHS))
 
 
-def test_a_random_weight_that_forward_uses_by_itself_keeps_its_variance() -> None:
+def test_a_random_weight_used_directly_in_forward_keeps_its_variance() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -185,7 +180,7 @@ def test_a_random_weight_that_forward_uses_by_itself_keeps_its_variance() -> Non
         assert not torch.equal(vp.LOCAL_REPARAM(net, x), vp.LOCAL_REPARAM(net, x))
 
 
-def test_what_is_written_in_place_is_read_by_whoever_comes_later() -> None:
+def test_later_steps_read_values_written_in_place() -> None:
     class InPlace(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -203,13 +198,13 @@ def test_what_is_written_in_place_is_read_by_whoever_comes_later() -> None:
     torch.testing.assert_close(f.var, torch.tensor([0.0, 0.4]))
 
 
-# ------------------------------------------------------------------------------------------------------------------ sums
+# ------------------------------------------------------------------------------------------------------- sums
 
 
 class Sum(nn.Module):
-    """A sum of two values that come from one."""
+    """A sum of two values with a common source."""
 
-    def __init__(self, formula: Callable[[Any, Any], Any], channels: int = 0) -> None:
+    def __init__(self, formula: Function, channels: int = 0) -> None:
         super().__init__()
         self.formula = formula
         self.a = nn.Conv2d(channels, channels, 3, padding=1) if channels else nn.Linear(4, 4)
@@ -222,7 +217,7 @@ class Sum(nn.Module):
 
 
 FIXED = torch.linspace(-1, 1, 4, dtype=torch.float64)
-DENSE: dict[str, Callable[[Any, Any], Any]] = {
+DENSE: dict[str, Function] = {
     "x + x": lambda net, x: x + x,
     "x - x": lambda net, x: x - x,
     "x + a x": lambda net, x: x + -0.7 * x,
@@ -235,7 +230,7 @@ DENSE: dict[str, Callable[[Any, Any], Any]] = {
     "a x - W b x": lambda net, x: 0.5 * x - net.a(x * FIXED),
     "V x + W x": lambda net, x: 2 * net.a(x) + net.b(-x),
 }
-CONVOLUTIONS: dict[str, Callable[[Any, Any], Any]] = {
+CONVOLUTIONS: dict[str, Function] = {
     "x + W x": lambda net, x: x - net.b(x),
     "V x + W x": lambda net, x: net.a(x) + net.b(x),
     "halved": lambda net, x: net.halved(x) + net.projected(x),
@@ -277,7 +272,7 @@ class Block(nn.Module):
 
 
 class Frozen(Block):
-    """The two sides of the block, its gates fixed."""
+    """The two terms of the block, with fixed gates."""
 
     gates: Tensor
 
@@ -306,7 +301,7 @@ def block(name: str, logvar: float = -3.0) -> tuple[Block, Gaussian]:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_the_covariance_in_a_residual_block_is_that_of_sampled_weights_with_frozen_gates(name: str) -> None:
+def test_residual_covariance_agrees_with_sampling_at_fixed_gates(name: str) -> None:
     net, x = block(name)
     frozen = Frozen(net.first, net.second)
     frozen.register_buffer("gates", (vp.VBP(net.first, x).mean > 0).double())
@@ -322,7 +317,7 @@ def test_the_covariance_in_a_residual_block_is_that_of_sampled_weights_with_froz
 
 @pytest.mark.parametrize("method", [vp.VBP, vp.vbp(3.0), vp.DVI], ids=lambda method: method.name)
 def test_slopes_are_covariances_over_variances(method: vp.Method) -> None:
-    """Of a gate drawn apart from its input, and of the unit itself."""
+    """For a gate sampled independently of its input, and for the activation itself."""
     x = Gaussian(torch.tensor([-1.0, -0.2, 0.3, 1.5]).double(), torch.tensor([0.5, 1.0, 1.0, 0.3]).double())
     values = x.sample((200_000,), torch.Generator().manual_seed(0))
     for pieces in (vp.moments.RELU, vp.moments.Piecewise((-0.5, 0.5), (0.0, 1.0, 0.2))):
@@ -339,14 +334,14 @@ def test_slopes_are_covariances_over_variances(method: vp.Method) -> None:
         torch.testing.assert_close(vp.moments.slope(x, pieces, method.slope), sampled, atol=0.03, rtol=0)
 
 
-def test_the_slope_of_a_smooth_function_is_its_derivative_where_nothing_varies() -> None:
+def test_the_slope_of_a_smooth_function_without_variance_is_its_derivative() -> None:
     x = Gaussian(torch.linspace(-2, 2, 9), torch.zeros(9))
     torch.testing.assert_close(
         vp.moments.smooth_slope(torch.tanh, x), 1 - torch.tanh(x.mean) ** 2, atol=1e-3, rtol=0
     )
 
 
-def test_paths_without_a_formula_stay_independent_and_the_summary_says_so() -> None:
+def test_paths_without_a_formula_are_independent_and_the_summary_says_so() -> None:
     class Deep(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -363,7 +358,7 @@ def test_paths_without_a_formula_stay_independent_and_the_summary_says_so() -> N
     assert words == ["independent", "independent"]
 
 
-def test_a_layer_on_both_sides_shares_its_weights_which_the_formula_does_not_know() -> None:
+def test_a_layer_on_both_paths_has_no_covariance_formula() -> None:
     net = vp.variational(Sum(lambda net, x: net.a(x) + net.a(x)))
     x = Gaussian(torch.randn(3, 4), torch.rand(3, 4))
     torch.testing.assert_close(vp.VBP(net, x).var, 2 * vp.VBP(net.a, x).var)
@@ -374,7 +369,7 @@ def test_a_layer_on_both_sides_shares_its_weights_which_the_formula_does_not_kno
     ]
 
 
-def test_branches_of_a_certain_input_are_independent_in_truth() -> None:
+def test_branches_of_a_deterministic_input_are_independent() -> None:
     net, x = vp.variational(Sum(DENSE["V x + W x"]), logvar=-2.0), torch.randn(3, 4)
     assert_agrees(vp.DVI, net, x)
     assert [row.kind.word for row in vp.summary(net, vp.DVI, x).operations] == [
@@ -397,20 +392,20 @@ def test_the_variance_of_a_sum_is_never_negative() -> None:
     assert f.var.max() < 1e-6
 
 
-# ------------------------------------------------------------------------------------------------------------------ errors
+# ----------------------------------------------------------------------------------------------------- errors
 
 
 class Sorted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 4)
-        self.inner = Function(lambda x: torch.sort(x))
+        self.inner = networks.Function(lambda x: torch.sort(x))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(self.fc(x))
 
 
-def test_a_function_without_a_rule_is_named_with_its_place_and_the_line_that_helps() -> None:
+def test_the_error_for_a_function_names_it_its_module_and_the_fix() -> None:
     net = vp.variational(Sorted())
     with pytest.raises(
         vp.NoRuleError,
@@ -421,7 +416,7 @@ def test_a_function_without_a_rule_is_named_with_its_place_and_the_line_that_hel
     assert isinstance(method(net, torch.ones(1, 4)), Gaussian)
 
 
-def test_a_layer_without_a_rule_is_named_with_its_place() -> None:
+def test_the_error_for_a_layer_names_it_and_its_path() -> None:
     net, x = build("resnet")
     with pytest.raises(vp.NoRuleError, match=r"(?s)no rule for torch\..*BatchNorm2d; .*`bn1` of ResNet"):
         vp.Method("BARE", {key: rule for key, rule in vp.VBP.rules.items() if key is not nn.BatchNorm2d})(
@@ -429,18 +424,19 @@ def test_a_layer_without_a_rule_is_named_with_its_place() -> None:
         )
 
 
-def test_control_flow_is_refused_with_the_rule_that_helps() -> None:
+def test_the_error_for_control_flow_shows_a_rule_to_write() -> None:
     net = vp.variational(nn.Sequential(nn.Linear(4, 4), Branching()))
     with pytest.raises(
         vp.NoRuleError,
-        match=r"(?s)cannot take the graph of .*networks\.Branching .*method\(block\.fc, x\).*\{Branching: rule\}",
+        match=r"(?s)cannot take the graph of .*networks\.Branching "
+        r".*method\(block\.fc, x\).*\{Branching: rule\}",
     ):
         vp.VBP(net, torch.ones(1, 4))
     method = vp.VBP | {Branching: lambda method, block, x: method(block.fc, x)}
     assert isinstance(method(net, torch.ones(1, 4)), Gaussian)
 
 
-def test_control_flow_where_nothing_is_random_just_runs() -> None:
+def test_control_flow_on_deterministic_values_just_runs() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -457,7 +453,7 @@ def test_control_flow_where_nothing_is_random_just_runs() -> None:
         vp.VBP(net, Gaussian(x, x.square()))
 
 
-# ------------------------------------------------------------------------------------------------------------ on top of it
+# ------------------------------------------------------------------------------- training, copying and export
 
 
 def test_training_saving_and_loading(tmp_path: Path) -> None:
@@ -479,7 +475,7 @@ def test_replicas_train_as_they_would_alone() -> None:
     torch.testing.assert_close(together[1].predict(x[0]).var, alone.predict(x[0]).var)
 
 
-def test_copies_and_pickles_are_networks_of_their_own() -> None:
+def test_copies_and_pickles_are_independent_networks() -> None:
     net, x = residual_net(), torch.randn(2, 3)
     f = vp.VBP(net, x)
     for again in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
@@ -530,7 +526,7 @@ def test_export(strict: bool) -> None:
     torch.testing.assert_close(var, vp.VBP(net, x).var)
 
 
-# ----------------------------------------------------------------------------------------------------------------- resnet
+# ----------------------------------------------------------------------------------------------------- resnet
 
 
 def test_a_resnet_trains() -> None:
@@ -580,10 +576,10 @@ def test_bfloat16_keeps_the_variance(method: vp.Method) -> None:
     torch.testing.assert_close(f.var, exact.var, rtol=0.05, atol=0)
 
 
-# ---------------------------------------------------------------------------------------------------------------- summary
+# ---------------------------------------------------------------------------------------------------- summary
 
 
-def test_the_summary_tells_operations_rules_parameters_cost_and_variance() -> None:
+def test_the_summary_lists_operations_rules_parameters_cost_and_variance() -> None:
     net, x = small_resnet()
     table = vp.summary(net, VBP, x)
     rows = {(row.place, row.name): row for row in table.operations}
@@ -601,7 +597,7 @@ def test_the_summary_tells_operations_rules_parameters_cost_and_variance() -> No
         assert name in str(table)
 
 
-def test_the_share_of_variance_is_what_goes_with_a_layers_variance() -> None:
+def test_the_share_of_variance_is_what_a_deterministic_layer_loses() -> None:
     net, x = residual_net(), torch.randn(3, 3)
     share = {row.place: row.variance for row in vp.summary(net, vp.DVI, x).operations}["1.first"]
     with torch.no_grad():
@@ -615,7 +611,7 @@ def test_a_watch_sees_every_operation() -> None:
     seen: list[tuple[str, str]] = []
 
     def watch(call: Call) -> object:
-        if call.place is not None:  # not the layer that a function stands for
+        if call.place is not None:  # not the layer that a function is equivalent to
             seen.append((call.place.step.place, call.rule.kind))
         return call.output
 
@@ -624,7 +620,7 @@ def test_a_watch_sees_every_operation() -> None:
     assert [kind for _, kind in seen][:2] == ["exact", "as its layer"]
 
 
-def test_what_a_watch_returns_takes_the_place_of_the_output() -> None:
+def test_the_return_value_of_a_watch_replaces_the_output() -> None:
     def shifted(call: Call) -> object:
         return call.output + 1.0 if isinstance(call.operation, nn.ReLU) else call.output
 
@@ -644,7 +640,7 @@ def test_methods_survive_pickling_with_their_rules(method: vp.Method) -> None:
 
 
 def test_a_weight_read_in_forward_keeps_its_variance() -> None:
-    """Whatever its name: the weights of attention and of recurrent layers too."""
+    """Whatever its name: this includes the weights of attention and recurrent layers."""
 
     class Reads(nn.Module):
         def __init__(self) -> None:
@@ -660,8 +656,7 @@ def test_a_weight_read_in_forward_keeps_its_variance() -> None:
     assert vp.LOCAL_REPARAM(net, x).std() > 0
 
 
-def test_basic_blocks_need_no_more_than_their_layers() -> None:
-    """A block alone, as a network."""
+def test_a_basic_block_alone_has_its_covariance_corrected() -> None:
     net = vp.variational(BasicBlock(3, 3), logvar=-4.0).eval()
     x = Gaussian(torch.randn(1, 3, 5, 5), torch.rand(1, 3, 5, 5))
     corrected, independent = VBP(net, x), (VBP | INDEPENDENT)(net, x)

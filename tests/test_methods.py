@@ -1,4 +1,4 @@
-"""Every row of every table, against sampling of the real torch layer and on its edges."""
+"""Every layer rule of every method, against Monte Carlo sampling of the torch layer and at its limits."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .sampling import assert_agrees, difference, draws, moments
 
 MOMENT_METHODS = [vp.VBP, vp.vbp(slope=10.0), vp.DVI]
 OWN_ROWS = [*cases.PIECEWISE, *cases.MAXIMA]
-"""What each method has a rule of its own for; all else is one rule, as a test below says."""
+"""The layers for which each method has its own rule; a test below checks that all others share one rule."""
 by_name = {"ids": lambda method: method.name}
 
 
 def each_rule(chosen: list[Case]) -> dict[str, object]:
-    """Arguments of `pytest.mark.parametrize`: the cases with every method where it matters by which, and else with one."""
+    """Arguments of `pytest.mark.parametrize`: all methods for layers where they differ, else one method."""
     pairs = [
         (case, method) for case in chosen for method in (MOMENT_METHODS if case in OWN_ROWS else [vp.DVI])
     ]
@@ -42,23 +42,22 @@ def close(a: Gaussian, b: Gaussian, **tolerance: float) -> None:
     torch.testing.assert_close(a.var, b.var, check_dtype=False, **tolerance)
 
 
-# -------------------------------------------------------------------------------------------------- against sampling
+# ------------------------------------------------------------------------------------------- against sampling
 
 
 @pytest.mark.parametrize(**cases.ids([*cases.SHARED, *cases.PIECEWISE, *cases.MAXIMA]))
 def test_dvi_agrees_with_sampling_of_the_layer(case: Case) -> None:
     module, x = case.build()
-    assert_agrees(vp.DVI, module, x.mean if case.certain_input else x)
+    assert_agrees(vp.DVI, module, x.mean if case.deterministic_input else x)
 
 
 @pytest.mark.parametrize(**cases.ids(cases.APPROXIMATE))
-def test_approximations_are_as_near_to_sampling_as_stated(case: Case) -> None:
+def test_approximations_are_as_close_to_sampling_as_stated(case: Case) -> None:
     module, x = case.build()
     real = copy.deepcopy(module)
     for layer in real.modules():
-        if isinstance(
-            layer, nn.modules.batchnorm._NormBase
-        ):  # drawing under vmap cannot move running statistics
+        # Sampling under vmap cannot update running statistics.
+        if isinstance(layer, nn.modules.batchnorm._NormBase):
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = None
     mean, var = (value for value, _ in moments(draws(real, x)))
@@ -68,7 +67,7 @@ def test_approximations_are_as_near_to_sampling_as_stated(case: Case) -> None:
 
 
 @pytest.mark.parametrize(**cases.ids([*cases.SHARED, *cases.APPROXIMATE]))
-def test_methods_share_all_rows_but_the_gates_and_the_maxima(case: Case) -> None:
+def test_methods_share_all_rules_except_activations_and_maxima(case: Case) -> None:
     module, x = case.build()
     for method in MOMENT_METHODS:
         assert method.rule(module) is vp.DVI.rule(module)
@@ -85,17 +84,17 @@ def test_other_posteriors_agree_with_sampling(case: Case, posterior: str) -> Non
         for name, parameter in module.named_parameters():
             if "logvar" in name or "scales" in name:
                 parameter += 0.3 * torch.randn_like(parameter)
-    assert_agrees(vp.DVI, module, x.mean if case.certain_input else x)
+    assert_agrees(vp.DVI, module, x.mean if case.deterministic_input else x)
 
 
 @pytest.mark.parametrize("slope", [0.3, 2.0, float("inf")])
 @pytest.mark.parametrize(**cases.ids(cases.PIECEWISE))
 def test_gates_agree_with_sampling_of_independent_gates(case: Case, slope: float) -> None:
-    """VBP's own model: the piece is drawn from the softmax of log-odds linear in E[x], whatever x turns out to be."""
+    """VBP's own model: the piece is sampled from a softmax of log-odds linear in E[x], independently of x."""
     module, x = case.build()
     pieces = piecewise(module)
     if slope == 2.0 and max(map(abs, pieces.knots)) > 1:
-        pytest.skip("the far piece is too rare to be sampled")
+        pytest.skip("the outer piece is too rare to sample")
     n = 40_000
     values = x.sample((n,))
     odds = torch.stack([torch.zeros_like(x.mean), *(x.mean - knot for knot in pieces.knots)]).cumsum(0)
@@ -114,7 +113,7 @@ def test_gates_agree_with_sampling_of_independent_gates(case: Case, slope: float
 
 
 def _line(module: nn.Module, x: torch.Tensor, k: int, n: int) -> torch.Tensor:
-    """Piece k of the torch activation, continued: found from its value and its slope in the middle of the piece."""
+    """Piece k of the torch activation as a line, from its value and slope in the middle of the piece."""
     knots = piecewise(module).knots
     ends = [knots[0] - 2.0, *knots, knots[-1] + 2.0]
     middle = torch.full_like(x[0], (ends[k] + ends[k + 1]) / 2).requires_grad_()
@@ -133,7 +132,7 @@ def test_local_reparametrisation_has_the_layers_moments(case: Case) -> None:
     assert not (wrong := difference(vp.VBP(module, x.mean), samples)), wrong
 
 
-def test_max_pooling_of_vbp_takes_the_winner_with_its_variance() -> None:
+def test_vbp_max_pooling_keeps_the_largest_mean_with_its_variance() -> None:
     x = Gaussian(torch.tensor([[[1.0, 3.0, 2.0, -1.0]]]), torch.tensor([[[9.0, 0.1, 5.0, 7.0]]]))
     out = vp.VBP(nn.MaxPool1d(2), x)
     assert out.mean.flatten().tolist() == [3.0, 2.0]
@@ -141,7 +140,7 @@ def test_max_pooling_of_vbp_takes_the_winner_with_its_variance() -> None:
 
 
 @pytest.mark.parametrize("method", [vp.VBP, vp.CVBP, vp.DVI], ids=lambda m: m.name)
-def test_adaptive_max_pooling_is_max_pooling_where_windows_are_of_one_size(method: vp.Method) -> None:
+def test_adaptive_max_pooling_is_max_pooling_for_windows_of_equal_size(method: vp.Method) -> None:
     x = vp.Gaussian(torch.randn(2, 6, 4), torch.rand(2, 6, 4))
     adaptive, plain = method(nn.AdaptiveMaxPool2d((3, 1)), x), method(nn.MaxPool2d((2, 4)), x)
     assert torch.equal(adaptive.mean, plain.mean)
@@ -153,7 +152,7 @@ def test_adaptive_max_pooling_is_max_pooling_where_windows_are_of_one_size(metho
 @pytest.mark.parametrize(
     "pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.MaxPool2d(2, 1, dilation=2)]
 )
-def test_max_pooling_of_vbp_picks_the_variance_where_torch_finds_the_maximum(pool: nn.MaxPool2d) -> None:
+def test_vbp_max_pooling_takes_the_variance_at_the_maximum_of_torch(pool: nn.MaxPool2d) -> None:
     x = Gaussian(torch.randn(2, 3, 7, 7), torch.rand(2, 3, 7, 7))
     tagged = {(m.item(), v.item()) for m, v in zip(x.mean.flatten(), x.var.flatten(), strict=True)}
     out = vp.VBP(pool, x)
@@ -164,29 +163,29 @@ def test_max_pooling_of_vbp_picks_the_variance_where_torch_finds_the_maximum(poo
 
 
 @pytest.mark.parametrize("method", MOMENT_METHODS, **by_name)
-def test_a_list_of_modules_is_run_in_order(method: vp.Method) -> None:
+def test_a_module_list_runs_in_order(method: vp.Method) -> None:
     layers = [vp.variational(nn.Linear(3, 4)), nn.ReLU(), vp.variational(nn.Linear(4, 2))]
     x = torch.randn(5, 3)
     close(method(nn.ModuleList(layers), x), method(nn.Sequential(*layers), x), rtol=0, atol=0)
 
 
-# -------------------------------------------------------------------------------------------------------- on the edges
+# --------------------------------------------------------------------------------------- limits and gradients
 
 
 @pytest.mark.parametrize(**each_rule([c for c in cases.ALL if not c.training]))
-def test_without_variance_the_layer_itself_remains(case: Case, method: vp.Method) -> None:
+def test_without_variance_a_rule_equals_the_layer(case: Case, method: vp.Method) -> None:
     module, x = case.build(logvar=-200.0)
     if method.slope == 10.0 and case in cases.PIECEWISE:
-        pytest.skip("a soft gate is random by itself")
-    certain = Gaussian(x.mean, torch.zeros_like(x.var))
-    out, expected = method(module, certain), module(x.mean)
+        pytest.skip("a soft gate has its own variance")
+    constant = Gaussian(x.mean, torch.zeros_like(x.var))
+    out, expected = method(module, constant), module(x.mean)
     torch.testing.assert_close(out.mean, expected)
     torch.testing.assert_close(out.var, torch.zeros_like(expected), rtol=0, atol=1e-28)
 
 
 @pytest.mark.parametrize("method", [vp.VBP, vp.DVI, vp.DETERMINISTIC], **by_name)
 @pytest.mark.parametrize(**cases.ids([c for c in cases.ALL if not c.training and c not in cases.AFFINE]))
-def test_a_certain_input_stays_a_tensor_where_no_weight_is_random(case: Case, method: vp.Method) -> None:
+def test_a_deterministic_input_stays_a_tensor_without_random_weights(case: Case, method: vp.Method) -> None:
     module = case.make().double().eval()
     x = torch.randn(case.shape).double()
     out = method(module, x)
@@ -195,7 +194,7 @@ def test_a_certain_input_stays_a_tensor_where_no_weight_is_random(case: Case, me
 
 
 @pytest.mark.parametrize(**each_rule(cases.ALL))
-def test_extreme_values_stay_finite_in_value_and_gradient(case: Case, method: vp.Method) -> None:
+def test_extreme_inputs_give_finite_values_and_gradients(case: Case, method: vp.Method) -> None:
     module, _ = case.build(torch.float32)
     module = copy.deepcopy(module)
     for mean, var in [
@@ -221,7 +220,7 @@ def test_extreme_values_stay_finite_in_value_and_gradient(case: Case, method: vp
 
 
 @pytest.mark.parametrize(**each_rule(cases.ALL))
-def test_gradients_are_those_of_finite_differences(case: Case, method: vp.Method) -> None:
+def test_gradients_match_finite_differences(case: Case, method: vp.Method) -> None:
     module, x = case.build()
     leaves = [t.detach().requires_grad_() for t in (x.mean, x.var)]
     torch.autograd.gradcheck(
@@ -237,7 +236,7 @@ def test_float32_is_close_to_float64(case: Case, method: vp.Method) -> None:
 
 
 @pytest.mark.parametrize(**each_rule(cases.ALL))
-def test_compiled_without_a_break_equals_eager(case: Case, method: vp.Method) -> None:
+def test_full_graph_compilation_equals_eager(case: Case, method: vp.Method) -> None:
     module, x = case.build()
     torch.compiler.reset()
     compiled = torch.compile(
@@ -247,12 +246,12 @@ def test_compiled_without_a_break_equals_eager(case: Case, method: vp.Method) ->
         close(compiled(x.mean, x.var), method(module, x))
 
 
-# ---------------------------------------------------------------------------------------------------------- of any shape
+# -------------------------------------------------------------------------------------- any shape and options
 
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    """A convolution or its transpose in one to three dimensions with any options, and an input that it takes."""
+    """A (transposed) convolution in one to three dimensions with any options, and an input shape."""
     n = draw(st.integers(1, 3))
     transposed = draw(st.booleans())
     kind = getattr(nn, f"Conv{'Transpose' * transposed}{n}d")
@@ -272,7 +271,7 @@ def convolutions(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
 
 @st.composite
 def pools(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    """A pooling layer in one to three dimensions with any options, and an input that it takes."""
+    """A pooling layer in one to three dimensions with any options, and an input shape."""
     n = draw(st.integers(1, 3))
     kernel, stride = (draw(st.tuples(*[st.integers(1, 3)] * n)) for _ in range(2))
     padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
@@ -288,7 +287,7 @@ def pools(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
 
 @settings(deadline=None, max_examples=60)
 @given(case=st.one_of(convolutions(), pools()))
-def test_the_mean_of_vbp_is_the_layer_itself_whatever_its_options(
+def test_the_mean_of_vbp_equals_the_layer_for_any_options(
     case: tuple[nn.Module, tuple[int, ...]],
 ) -> None:
     module, shape = case
@@ -304,7 +303,7 @@ def test_the_mean_of_vbp_is_the_layer_itself_whatever_its_options(
         assert (exact.mean >= out.mean - 1e-5).all()
 
 
-# ------------------------------------------------------------------------------------------------------------ as tables
+# ------------------------------------------------------------------------------------------ tables and errors
 
 
 class Double(nn.Module):
@@ -312,7 +311,7 @@ class Double(nn.Module):
         return 2 * x
 
 
-def test_an_unknown_module_is_named_with_the_method_and_the_line_that_helps() -> None:
+def test_the_error_for_an_unknown_module_names_it_and_the_fix() -> None:
     with pytest.raises(
         vp.NoRuleError, match=r"VBP has no rule for torch\..*\.LPPool1d; .*`method \| \{LPPool1d: rule\}`"
     ):
@@ -326,7 +325,7 @@ def test_a_user_adds_a_rule() -> None:
     assert Double not in vp.DVI.rules
 
 
-def test_a_subclass_that_keeps_forward_keeps_the_rule_and_one_that_changes_it_is_taken_by_its_graph() -> None:
+def test_a_subclass_keeps_the_rule_unless_it_overrides_forward() -> None:
     class Same(nn.Linear):
         pass
 
@@ -341,20 +340,20 @@ def test_a_subclass_that_keeps_forward_keeps_the_rule_and_one_that_changes_it_is
     close(vp.VBP(other, torch.ones(1, 2)), vp.moments.square(f))
 
 
-def test_sampling_methods_refuse_random_weights_that_they_would_not_see() -> None:
+def test_sampling_methods_refuse_random_weights_they_would_ignore() -> None:
     attention = nn.MultiheadAttention(2, 1)
     attention.out_proj.register_parameter("weight_logvar", nn.Parameter(torch.zeros(2, 2)))
     method = vp.Method("LOCAL", {nn.Module: vp.LOCAL_REPARAM.rules[nn.Module]}, samples=True)
-    with pytest.raises(vp.NoRuleError, match=r"LOCAL .* MultiheadAttention, which has random weights inside"):
+    with pytest.raises(vp.NoRuleError, match=r"LOCAL .* MultiheadAttention, which contains random weights"):
         method(attention, torch.ones(1, 1, 2), torch.ones(1, 1, 2), torch.ones(1, 1, 2))
 
 
-def test_the_plain_network_refuses_an_input_with_variance() -> None:
+def test_deterministic_refuses_an_input_with_variance() -> None:
     with pytest.raises(vp.NoRuleError, match="DETERMINISTIC carries no variance"):
         vp.DETERMINISTIC(nn.Linear(2, 2), Gaussian(torch.ones(1, 2), torch.ones(1, 2)))
 
 
-def test_local_reparametrisation_draws_a_random_input() -> None:
+def test_local_reparametrisation_samples_a_random_input() -> None:
     x = Gaussian(torch.zeros(1, 1), torch.ones(1, 1))
     net = nn.Sequential(nn.Identity(), nn.ReLU())
     samples = torch.stack([vp.LOCAL_REPARAM(net, x) for _ in range(5_000)])

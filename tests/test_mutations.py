@@ -1,4 +1,4 @@
-"""A test of the tests: a rule with a plausible mistake must fail the sampling check that the right rule passes."""
+"""A test of the tests: a rule with a plausible mistake must fail the check that the right rule passes."""
 
 import math
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def test_a_wrong_linear_rule_fails(formula):
     assert not agrees(vp.VBP | {nn.Linear: partial(apply, formula)}, linear, x)
 
 
-def test_a_variance_lost_on_the_way_fails():
+def test_a_dropped_variance_fails():
     linear, x = layer()
     wrong = vp.VBP | {
         nn.Linear: lambda method, module, x: F.linear(x.mean, module.weight, module.bias).detach()
@@ -100,7 +100,7 @@ def test_a_variance_lost_on_the_way_fails():
 
 
 @pytest.mark.parametrize("square", [lambda x: x.mean**2, lambda x: x.var], ids=["E[x]²", "Var[x]"])
-def test_another_square_in_the_place_of_the_second_moment_fails(square, monkeypatch):
+def test_a_wrong_second_moment_fails(square, monkeypatch):
     linear, x = layer()
     assert agrees(vp.VBP, linear, x)
     monkeypatch.setattr("varprop.moments.linear.second_moment_of", square)
@@ -121,7 +121,7 @@ def test_a_convolution_with_a_mirrored_variance_fails(kind):
     assert not agrees(flipped, conv, x)
 
 
-# ------------------------------------------------------------------------------------------------------- activations
+# ------------------------------------------------------------------------------------------------ activations
 
 
 def relu_input() -> Gaussian:
@@ -183,10 +183,10 @@ def test_a_wrong_slope_fails_against_independent_gates():
     assert difference(vp.vbp(2.2)(nn.ReLU(), x), z * f)
 
 
-# ---------------------------------------------------------------------------------------------- the check itself
+# ------------------------------------------------------------------------------------------- the check itself
 
 
-def test_the_check_sees_a_small_error_of_mean_or_variance():
+def test_the_check_detects_a_small_error_of_mean_or_variance():
     linear, x = layer()
     f, samples = vp.VBP(linear, x).detach(), draws(linear, x, 20_000)
     assert not difference(f, samples)
@@ -196,7 +196,7 @@ def test_the_check_sees_a_small_error_of_mean_or_variance():
     assert "shape" in difference(f.map(lambda t: t[:1]), samples)
 
 
-def test_the_check_is_exact_where_nothing_is_random():
+def test_the_check_is_exact_without_randomness():
     x = torch.randn(3)
     assert agrees(vp.VBP, nn.ReLU(), x, samples=10)
     assert not agrees(vp.VBP | {nn.ReLU: lambda method, module, x: x.relu() + 1e-9}, nn.ReLU(), x, samples=10)

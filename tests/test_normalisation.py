@@ -1,4 +1,4 @@
-"""Normalisation layers beyond the table of cases: running statistics, replicas, and why the variance counts as spread."""
+"""Normalisation layers beyond the table of cases: running statistics, replicas, random statistics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .sampling import draws
         (nn.BatchNorm2d(3, affine=False), (2, 3, 2, 4)),
     ],
 )
-def test_running_statistics_of_certain_batches_are_those_of_torch(
+def test_running_statistics_of_deterministic_batches_equal_torch(
     module: nn.Module, shape: tuple[int, ...], momentum: float | None
 ) -> None:
     ours, theirs = copy.deepcopy(module), copy.deepcopy(module)
@@ -36,7 +36,7 @@ def test_running_statistics_of_certain_batches_are_those_of_torch(
         torch.testing.assert_close(ours.state_dict()[name], value)
 
 
-def test_running_variance_counts_the_variance_of_the_activations() -> None:
+def test_running_variance_includes_the_variance_of_the_activations() -> None:
     torch.manual_seed(0)
     layer = nn.BatchNorm1d(4, momentum=1.0)
     x = Gaussian(torch.randn(50, 4), torch.rand(50, 4))
@@ -45,7 +45,7 @@ def test_running_variance_counts_the_variance_of_the_activations() -> None:
     torch.testing.assert_close(layer.running_var, sampled, rtol=0.01, atol=0)
 
 
-def test_statistics_with_the_variance_are_nearer_to_sampled_networks_than_those_of_the_means() -> None:
+def test_statistics_with_the_variance_are_closer_to_sampling_than_those_of_the_means() -> None:
     torch.manual_seed(0)
     front, norm, x = (
         vp.variational(nn.Linear(20, 8), logvar=-4.0),
@@ -61,7 +61,7 @@ def test_statistics_with_the_variance_are_nearer_to_sampled_networks_than_those_
     assert of_the_means.sum() / sampled.sum() > 2
 
 
-def test_replicas_move_their_own_running_statistics() -> None:
+def test_replicas_update_their_own_running_statistics() -> None:
     def member(seed: int) -> vp.ELBO:
         torch.manual_seed(seed)
         net = vp.variational(
@@ -77,10 +77,10 @@ def test_replicas_move_their_own_running_statistics() -> None:
     vp.replicas.fit(alone, x[1:], y[1:], epochs=2, batch_size=16, seeds=[1])
     for name, value in alone[0].net.state_dict().items():
         torch.testing.assert_close(together[1].net.state_dict()[name], value, rtol=1e-4, atol=1e-5)
-    # Two epochs of two batches and the last pass over all data.
+    # Two epochs of two batches, and the last pass over all data.
     assert alone[0].net[1].num_batches_tracked == 5
 
 
 def test_a_batch_of_one_has_no_statistics() -> None:
-    with pytest.raises(ValueError, match="BatchNorm1d: a batch of one value"):
+    with pytest.raises(ValueError, match="BatchNorm1d: one value for each channel"):
         vp.VBP(nn.BatchNorm1d(3), Gaussian(torch.zeros(1, 3), torch.ones(1, 3)))

@@ -1,4 +1,4 @@
-"""The evidence lower bound: its scale, its parts, a problem whose optimum is known, and what it predicts."""
+"""The evidence lower bound: its scale, its terms, a problem with a known optimum, and its predictions."""
 
 import math
 
@@ -35,7 +35,7 @@ def batch(n: int = 5, outputs: int = 1) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 3, generator=generator), torch.randn(n, outputs, generator=generator)
 
 
-# ---------------------------------------------------------------------------------------------------------------- scale
+# ------------------------------------------------------------------------------------------------------ scale
 
 
 def test_divergence_counts_once_for_all_data():
@@ -79,7 +79,7 @@ def test_a_target_that_would_broadcast_is_refused(likelihood, outputs, y, method
         elbo(batch()[0], y)
 
 
-# ---------------------------------------------------------------------------------------------------- known answers
+# ---------------------------------------------------------------------------------------------- known answers
 
 
 def bayesian_linear_regression() -> tuple[Tensor, Tensor, float, float]:
@@ -124,7 +124,10 @@ def test_optimum_for_a_linear_model_is_the_exact_mean_field_posterior(method):
 
 
 def test_the_papers_objective_can_exceed_the_evidence_and_that_of_dvi_does_not():
-    """y = w₂ relu(w₁), y = 0, precision 100, standard normal prior, q = N(-0.001, 1) N(0, 1): log evidence 0.909."""
+    """y = w₂ relu(w₁), y = 0, precision 100, standard normal prior, q = N(-0.001, 1) N(0, 1).
+
+    The log evidence is 0.909.
+    """
     net = vp.variational(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)))
     for layer, mean in ((net[0], -1e-3), (net[2], 0.0)):
         nn.init.constant_(layer.weight, mean)
@@ -148,22 +151,22 @@ def test_a_random_input_adds_its_variance():
     elbo = objective(net)
     torch.testing.assert_close(elbo.terms(vp.Gaussian(x, noise), y).data_fit, expected)
     torch.testing.assert_close(elbo.predict(vp.Gaussian(x, noise)).epistemic, v.detach())
-    sure = elbo(vp.Gaussian(x, torch.zeros_like(x)), y)
-    torch.testing.assert_close(sure, elbo(x, y))
+    constant = elbo(vp.Gaussian(x, torch.zeros_like(x)), y)
+    torch.testing.assert_close(constant, elbo(x, y))
 
 
-def test_the_plain_network_has_the_plain_loss():
+def test_deterministic_has_the_plain_loss():
     net, (x, y) = network(), batch()
     loss = objective(net, vp.DETERMINISTIC).terms(x, y)
     mse = ((net(x) - y) ** 2).sum(1).mean()
     torch.testing.assert_close(loss.data_fit, 0.5 * (math.log(2.0 / (2 * math.pi)) - 2.0 * mse))
 
 
-# -------------------------------------------------------------------------------------------- divergence of the gates
+# ------------------------------------------------------------------------------------ divergence of the gates
 
 
 def expected_softplus(m: float, s: float, slope: float) -> float:
-    """E softplus(C f) with f ~ N(m, s²), around the bend and the bulk."""
+    """E softplus(C f) with f ~ N(m, s²), by quadrature refined at the kink and at the mean."""
 
     def inside(f: float) -> float:
         return float(F.softplus(torch.tensor(slope * f))) * math.exp(-((f - m) ** 2) / (2 * s * s))
@@ -207,7 +210,7 @@ def test_divergence_of_the_gates_by_the_papers_closed_form(slope):
     assert abs(terms.kl_z - terms.kl_z_exact) < 6 * math.log(2)
 
 
-def test_divergence_of_hard_gates_is_given_for_each_unit_of_slope():
+def test_divergence_of_hard_gates_is_given_per_unit_of_slope():
     net, (x, y) = network(), batch()
     terms = objective(net).terms(x, y)
     torch.testing.assert_close(terms.kl_z, closed_form(*pre_activations(net, x), 1.0).sum() / 5)
@@ -254,7 +257,7 @@ def test_weight_of_the_gates_divergence_in_the_loss(method):
     assert not torch.allclose(*gradients)
 
 
-def test_methods_without_gates_have_no_divergence_of_them():
+def test_methods_without_gates_have_zero_gate_divergence():
     net, (x, y) = network(), batch()
     for method in (vp.DVI, vp.LOCAL_REPARAM, vp.DETERMINISTIC):
         assert objective(net, method).terms(x, y).kl_z == 0
@@ -266,7 +269,7 @@ def test_a_bad_weight_of_the_gates_divergence_is_refused(weight):
         objective(network(), kl_z_weight=weight)
 
 
-# ------------------------------------------------------------------------------------------------------------- predict
+# ---------------------------------------------------------------------------------------------------- predict
 
 
 @pytest.mark.parametrize("method", vp.METHODS.values(), ids=lambda m: m.name)
@@ -293,7 +296,7 @@ def test_every_method_trains_and_predicts_with_every_likelihood(method, likeliho
     assert not log_prob.requires_grad
 
 
-def test_samples_are_required_where_a_method_draws_and_refused_where_not():
+def test_samples_are_required_by_sampling_methods_and_refused_by_others():
     net, (x, _) = network(), batch()
     with pytest.raises(ValueError, match="samples=100"):
         objective(net, vp.LOCAL_REPARAM).predict(x)
@@ -324,11 +327,11 @@ def test_sampled_prediction_tends_to_that_of_dvi():
     assert (sampled.log_prob(y) - exact.log_prob(y)).abs().max() < 0.3
 
 
-# ------------------------------------------------------------------------------------------------------------- compile
+# ---------------------------------------------------------------------------------------------------- compile
 
 
 @pytest.mark.parametrize("method", NETWORK_METHODS, ids=lambda m: m.name)
-def test_compiled_loss_is_the_loss(method):
+def test_compiled_loss_equals_eager(method):
     net, (x, y) = network(), batch()
     elbo = objective(net, method, kl_z_weight=0.1 if method.slope else 0.0)
     torch._dynamo.reset()

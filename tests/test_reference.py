@@ -1,4 +1,4 @@
-"""The methods against straight-line tensor formulas for two whole networks, and the structural facts of the mathematics."""
+"""The methods against plain tensor formulas for two networks, and structural facts of the mathematics."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ METHODS = {
 
 
 def perturbed(net: nn.Module, logvar: float = -3.0, **options: object) -> nn.Module:
-    """A random network whose weights all have variances of their own, and biases that are not zero."""
+    """A random network with a different variance for every weight and nonzero biases."""
     torch.manual_seed(1)
     vp.variational(net, **options)
     for name, parameter in net.named_parameters():
@@ -53,7 +53,7 @@ def lenet() -> nn.Sequential:
     )
 
 
-# ------------------------------------------------------------------------------------------------ the straight line
+# ----------------------------------------------------------------------------------------- reference formulas
 
 
 def reference_activation(m: Tensor, v: Tensor, method: vp.Method) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ def reference_kl(net: nn.Module, alpha: float) -> Tensor:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_regression_mlp_is_the_straight_line(name):
+def test_regression_mlp_equals_the_reference(name):
     method, net = METHODS[name], perturbed(mlp())
     x, y = torch.randn(7, 5), torch.randn(7, 2)
     m, v = reference_mlp(net, x, method)
@@ -121,7 +121,7 @@ def test_regression_mlp_is_the_straight_line(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_lenet_is_the_straight_line(name):
+def test_lenet_equals_the_reference(name):
     method, net = METHODS[name], perturbed(lenet(), logvar=-6.0)
     x, y = torch.randn(3, 1, 28, 28), torch.tensor([1, 0, 9])
     m, v = reference_lenet(net, x, method)
@@ -137,7 +137,7 @@ def test_lenet_is_the_straight_line(name):
 
 
 @pytest.mark.parametrize("name", ["VBP", "VBP at slope 2", "DVI"])
-def test_gradient_of_the_elbo_is_that_of_the_straight_line(name):
+def test_gradient_of_the_elbo_equals_the_reference(name):
     method, net = METHODS[name], perturbed(mlp())
     x, y = torch.randn(7, 5), torch.randn(7, 2)
     m, v = reference_mlp(net, x, method)
@@ -150,7 +150,7 @@ def test_gradient_of_the_elbo_is_that_of_the_straight_line(name):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
-# ------------------------------------------------------------------------------------------------------ the least work
+# --------------------------------------------------------------------------------------- number of operations
 
 
 class Calls(TorchDispatchMode):
@@ -195,13 +195,13 @@ def test_lenet_in_float32_is_close_to_float64():
     torch.testing.assert_close(f.var.double(), exact.var, rtol=1e-3, atol=1e-4)
 
 
-# ---------------------------------------------------------------------------------------------------- linear networks
+# -------------------------------------------------------------------------------------------- linear networks
 
 
 def linear_net(depth: int) -> nn.Sequential:
     net = perturbed(nn.Sequential(*(nn.Linear(3, 3) for _ in range(depth))), logvar=-2.0)
     for layer in net:
-        nn.init.normal_(layer.weight)  # large means carry the correlation of the units onwards
+        nn.init.normal_(layer.weight)  # large means propagate the correlation of the units
     return net
 
 
@@ -255,7 +255,7 @@ def test_convolution_with_a_kernel_of_the_image_is_a_linear_layer(method):
     torch.testing.assert_close(a.var, b.var)
 
 
-# -------------------------------------------------------------------------------------------------------------- limits
+# ----------------------------------------------------------------------------------------------------- limits
 
 
 def without_variance(net: nn.Module) -> nn.Module:
@@ -267,7 +267,7 @@ def without_variance(net: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize(("net", "shape"), [(mlp(), (4, 5)), (lenet(), (2, 1, 28, 28))], ids=["mlp", "lenet"])
 @pytest.mark.parametrize("method", [vp.VBP, vp.DVI, vp.LOCAL_REPARAM], ids=lambda m: m.name)
-def test_without_variance_the_plain_network_is_left(method, net, shape):
+def test_without_variance_a_method_equals_the_plain_network(method, net, shape):
     net, x = without_variance(perturbed(net.double())), torch.randn(shape)
     f = method(net, x)
     if method.samples:
@@ -313,7 +313,7 @@ def test_when_every_unit_is_active_vbp_is_dvi_and_the_product_formula():
         torch.testing.assert_close(f.var, var)
 
 
-def test_vbp_and_dvi_differ_by_the_tail_of_the_unit():
+def test_vbp_and_dvi_differ_by_the_tail():
     s = torch.tensor([0.3, 1.0, 2.0])
     for sign in (-1, 1):
         x = vp.Gaussian(sign * 4 * s, s**2)
@@ -322,7 +322,7 @@ def test_vbp_and_dvi_differ_by_the_tail_of_the_unit():
         assert ((exact.var - hard.var).abs() < 1e-4 * s**2).all()
 
 
-# ---------------------------------------------------------------------------------------------- methods against sampling
+# ----------------------------------------------------------------------------------- methods against sampling
 
 
 @pytest.mark.parametrize("biases", [False, True])
@@ -342,8 +342,8 @@ def test_vbp_with_one_hidden_layer_is_exact_under_its_own_model(slope):
     n = 200_000
     if 1 < slope < math.inf:
         for mean in (net[0].weight, net[0].bias):
-            mean.data.mul_(2 / slope)  # so that steep gates are open sometimes and shut sometimes
-    pre = x @ net[0].weight.T + net[0].bias  # the gate knows only the mean of its unit
+            mean.data.mul_(2 / slope)  # so that steep gates are sometimes open and sometimes closed
+    pre = x @ net[0].weight.T + net[0].bias  # the gate depends only on the mean of its unit
     p = (pre > 0).double() if slope == math.inf else torch.sigmoid(slope * pre)
     f = draws(net[0], x, n)
     gated = vp.vbp(slope)(net[:2], x)
@@ -360,7 +360,7 @@ def test_local_reparametrisation_averages_to_the_data_fit_of_dvi():
     likelihood, prior = vp.likelihoods.Normal(2.0), vp.priors.Normal()
     exact = vp.ELBO(net, vp.DVI, likelihood, prior, n_data=10).terms(x, y).data_fit
     with torch.no_grad():
-        f = vp.LOCAL_REPARAM(net, x.repeat(n, 1))  # every row draws its own pre-activations
+        f = vp.LOCAL_REPARAM(net, x.repeat(n, 1))  # samples the pre-activations of every row
     fits = (
         (-0.5 * (2.0 * (f - y.repeat(n, 1)) ** 2 - math.log(2.0) + math.log(2 * math.pi))).view(n, 4).mean(1)
     )
@@ -376,7 +376,7 @@ def test_local_reparametrisation_averages_to_the_data_fit_of_dvi():
     assert abs(one - exact) < 5 * error
 
 
-def test_local_reparametrisation_draws_the_output_of_the_layer():
+def test_local_reparametrisation_samples_the_output_of_the_layer():
     layer, x = perturbed(nn.Linear(3, 2), logvar=-1.0), torch.randn(2, 3)
     samples = vp.LOCAL_REPARAM(layer, x.expand(50_000, 2, 3)).detach()
     assert not difference(vp.DVI(layer, x), samples)

@@ -1,4 +1,4 @@
-"""Rules from outside: everything the library's own rules say about themselves, a user's rule can say too."""
+"""User-defined rules: they can state everything that the library's own rules state."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Bend(nn.Module):
-    """An activation that the library does not know, though it is tanh."""
+    """tanh as an activation that the library has no rule for."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x)
 
 
 class Skip(nn.Module):
-    """h + W act(V h): a residual sum behind a random layer."""
+    """h + W act(V h): a residual sum after a random layer."""
 
     def __init__(self, act: nn.Module) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def slope(call: Call) -> Tensor:
 
 
 SILENT = vp.DVI | {Bend: by_quadrature}
-"""A plain function as a rule: moments, and nothing about them."""
+"""A plain function as a rule: it gives moments and states nothing else."""
 STATED = vp.DVI | {Bend: vp.Rule(by_quadrature, "approximate", gain=slope, noise=unexplained)}
 
 
@@ -60,7 +60,7 @@ def test_a_users_gain_corrects_a_residual_sum() -> None:
 
 
 def test_a_users_noise_counts_in_correlated() -> None:
-    """What the slope of tanh leaves of the variance, which for one hidden layer makes `correlated` exact."""
+    """With the variance beyond the mean slope of tanh, `correlated` is exact for one hidden layer."""
     torch.manual_seed(0)
     net = vp.variational(nn.Sequential(nn.Linear(3, 6), Bend(), nn.Linear(6, 2)), logvar=-1.0)
     with torch.no_grad():
@@ -92,8 +92,8 @@ def test_a_users_gate_has_a_divergence() -> None:
     assert theirs.kl_z.item() == pytest.approx(ours.kl_z.item()) != 0
 
 
-def test_a_layer_with_a_matrix_of_its_own_states_it_as_its_gain() -> None:
-    """A rule may name a linear layer as its Jacobian, and the residual sum then knows its mean matrix."""
+def test_a_rule_may_state_a_linear_layer_as_its_gain() -> None:
+    """A residual sum then uses the mean matrix of that layer as the Jacobian."""
 
     class Wrapped(nn.Module):
         def __init__(self, inner: nn.Linear) -> None:
@@ -122,7 +122,7 @@ def test_a_layer_with_a_matrix_of_its_own_states_it_as_its_gain() -> None:
     torch.testing.assert_close(method(Sum(Wrapped(linear)), x).var, exact.T)
 
 
-def test_a_method_is_told_from_its_changed_copy_by_its_key() -> None:
+def test_the_key_tells_a_method_from_a_changed_copy() -> None:
     assert (vp.PBP | {}).key == vp.PBP.key == "pbp"
     assert (vp.PBP | {Bend: by_quadrature}).key is None
     assert (vp.PBP | {}).scaled

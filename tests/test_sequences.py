@@ -1,4 +1,4 @@
-"""Embedding, attention, transformer encoders and recurrent layers, against sampling and against torch."""
+"""Embeddings, attention, transformer encoders and recurrent layers, against sampling and torch."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from .sampling import assert_agrees, difference, draws, moments
 
 @pytest.fixture(autouse=True)
 def without_the_fast_path() -> Iterator[None]:
-    """torch's fused attention cannot be mapped over draws."""
+    """torch's fused attention cannot be vectorised over samples."""
     torch.manual_seed(0)
     torch.backends.mha.set_fastpath_enabled(False)
     yield
     torch.backends.mha.set_fastpath_enabled(True)
 
 
-def near(f: Gaussian, samples: Tensor, mean_error: float, var_error: float) -> None:
+def close(f: Gaussian, samples: Tensor, mean_error: float, var_error: float) -> None:
     (mean, _), (var, _) = moments(samples)
-    seen = var > 0.01 * var.max()  # a unit that is almost always closed is drawn too rarely to tell
+    seen = var > 0.01 * var.max()  # a unit that is almost always closed has too few samples
     assert ((f.mean - mean).abs() / var.sqrt())[seen].mean() < mean_error
     assert (f.var / var)[seen].log().abs().mean() < var_error
 
 
 def flat(out: object) -> list[Tensor]:
-    """The means of whatever a module returns."""
+    """The means of everything that a module returns."""
     if isinstance(out, Tensor | Gaussian):
         return [mean_of(out)]
     return [] if out is None else [t for part in out for t in flat(part)]  # type: ignore[attr-defined]
 
 
-# ---------------------------------------------------------------------------------------------------------------- embedding
+# -------------------------------------------------------------------------------------------------- embedding
 
 
 def test_an_embedding_looks_up_means_and_variances() -> None:
@@ -46,7 +46,7 @@ def test_an_embedding_looks_up_means_and_variances() -> None:
     assert_agrees(vp.DVI, layer, torch.tensor([[0, 3], [6, 6]]))
 
 
-def test_padding_is_certain() -> None:
+def test_padding_is_deterministic() -> None:
     layer = vp.variational(nn.Embedding(5, 3, padding_idx=2))
     f = vp.VBP(layer, torch.tensor([1, 2]))
     assert f.var[0].min() > 0
@@ -54,7 +54,7 @@ def test_padding_is_certain() -> None:
     assert f.mean[1].abs().max() == 0
 
 
-def test_padding_is_nothing_that_a_prior_weighs() -> None:
+def test_padding_adds_nothing_to_the_divergence() -> None:
     padded, plain = (
         vp.variational(nn.Embedding(n, 3, padding_idx=i), logvar=-2.0) for n, i in ((5, 2), (4, None))
     )
@@ -140,7 +140,7 @@ def test_a_bag_in_a_network_trains_samples_compiles_and_saves(tmp_path) -> None:
     vp.replicas.fit([elbo, copy.deepcopy(elbo)], WORDS.expand(2, 3, 4), torch.ones(2, 3, 1), epochs=1)
 
 
-def test_the_largest_of_a_bag_has_no_rule() -> None:
+def test_a_bag_with_mode_max_has_no_rule() -> None:
     with pytest.raises(vp.NoRuleError, match='EmbeddingBag with mode="max"; add one'):
         vp.VBP(vp.variational(nn.EmbeddingBag(7, 3, mode="max")), WORDS)
 
@@ -157,7 +157,7 @@ def test_an_embedding_in_a_network_trains_samples_and_saves(tmp_path) -> None:
     vp.save(elbo, tmp_path)
     assert torch.equal(vp.load(tmp_path).predict(x).var, elbo.predict(x).var)
     samples = torch.stack([vp.LOCAL_REPARAM(net[0], x) for _ in range(4000)])
-    near(vp.DVI(net[0], x), samples, 0.05, 0.1)
+    close(vp.DVI(net[0], x), samples, 0.05, 0.1)
 
 
 def test_layers_without_groups_have_no_horseshoe() -> None:
@@ -165,7 +165,7 @@ def test_layers_without_groups_have_no_horseshoe() -> None:
         vp.variational(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1)), posterior="horseshoe")
 
 
-# ---------------------------------------------------------------------------------------------------------------- attention
+# -------------------------------------------------------------------------------------------------- attention
 
 
 class SelfAttention(nn.Module):
@@ -174,7 +174,7 @@ class SelfAttention(nn.Module):
         self.attention = attention
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x)[0]  # with the weights: without them torch uses a fused kernel
+        return self.attention(x, x, x)[0]  # need_weights=False would select a fused kernel
 
 
 def self_attention(method: vp.Method, module: SelfAttention, x: object) -> object:
@@ -182,27 +182,27 @@ def self_attention(method: vp.Method, module: SelfAttention, x: object) -> objec
 
 
 @pytest.mark.parametrize("logvar", [-6.0, -4.0])
-def test_attention_is_near_to_sampling(logvar: float) -> None:
+def test_attention_is_close_to_sampling(logvar: float) -> None:
     net = vp.variational(SelfAttention(nn.MultiheadAttention(8, 2, batch_first=True)).eval(), logvar=logvar)
     names = [name for name, _ in vp.posteriors(net)]
     assert names == ["attention.in_proj_weight", "attention.out_proj.weight"]
     x = torch.randn(3, 5, 8)
     with torch.no_grad():
-        near((vp.DVI | {SelfAttention: self_attention})(net, x), draws(net, x, 4000), 0.08, 0.35)
+        close((vp.DVI | {SelfAttention: self_attention})(net, x), draws(net, x, 4000), 0.08, 0.35)
 
 
-def test_attention_weighs_independent_scores_and_values_as_stated() -> None:
+def test_attention_to_independent_values_is_close_to_sampling() -> None:
     scores, values = (
         Gaussian(torch.randn(s).double(), torch.rand(s).double()) for s in ((4, 6, 6), (4, 6, 3))
     )
     samples = scores.sample((20_000,)).softmax(-1) @ values.sample((20_000,))
-    near(vp.moments.attend(scores, values)[0], samples, 0.03, 0.08)
+    close(vp.moments.attend(scores, values)[0], samples, 0.03, 0.08)
     kept = torch.rand(20_000, 4, 6, 6) > 0.25
     dropped = (scores.sample((20_000,)).softmax(-1) * kept / 0.75) @ values.sample((20_000,))
-    near(vp.moments.attend(scores, values, dropped=0.25)[0], dropped, 0.03, 0.08)
+    close(vp.moments.attend(scores, values, dropped=0.25)[0], dropped, 0.03, 0.08)
 
 
-def test_values_that_are_all_alike_have_no_variance_from_the_scores() -> None:
+def test_equal_values_get_no_variance_from_the_scores() -> None:
     scores = Gaussian(torch.randn(6, 6).double(), torch.rand(6, 6).double())
     out, weights = vp.moments.attend(scores, torch.full((6, 2), 1e3).double())
     assert out.var.max() < 1e-9
@@ -221,7 +221,7 @@ MASKS = {
 
 @pytest.mark.parametrize("options", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_without_variance_attention_is_that_of_torch(options: dict[str, object], batch_first: bool) -> None:
+def test_without_variance_attention_equals_torch(options: dict[str, object], batch_first: bool) -> None:
     module = nn.MultiheadAttention(8, 2, kdim=6, vdim=4, batch_first=batch_first).eval()
     q, k, v = torch.randn(2, 5, 8), torch.randn(2, 5, 6), torch.randn(2, 5, 4)
     if not batch_first:
@@ -235,7 +235,7 @@ def test_without_variance_attention_is_that_of_torch(options: dict[str, object],
     assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
 
 
-def test_attention_without_a_batch_and_without_anything_random() -> None:
+def test_attention_without_a_batch_dimension_or_random_weights() -> None:
     module, x = nn.MultiheadAttention(4, 2).eval(), torch.randn(3, 4)
     expected = module(x, x, x)
     for ours in (
@@ -247,22 +247,20 @@ def test_attention_without_a_batch_and_without_anything_random() -> None:
             torch.testing.assert_close(a, b)
 
 
-def test_attention_is_refused_where_it_would_be_wrong() -> None:
+def test_unsupported_attention_is_refused() -> None:
     x = torch.randn(3, 1, 4)
     with pytest.raises(vp.NoRuleError, match="add_bias_kv"):
         vp.VBP(vp.variational(nn.MultiheadAttention(4, 2, add_bias_kv=True)), x, x, x)
-    with pytest.raises(vp.NoRuleError, match="MultiheadAttention, which has random weights inside"):
+    with pytest.raises(vp.NoRuleError, match="MultiheadAttention, which contains random weights"):
         vp.LOCAL_REPARAM(vp.variational(nn.MultiheadAttention(4, 2)), x, x, x)
 
 
-# -------------------------------------------------------------------------------------------------------------- transformers
+# ----------------------------------------------------------------------------------------------- transformers
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu", nn.SiLU()])
-def test_a_transformer_encoder_without_variance_is_that_of_torch(
-    norm_first: bool, activation: object
-) -> None:
+def test_without_variance_a_transformer_encoder_equals_torch(norm_first: bool, activation: object) -> None:
     layer = nn.TransformerEncoderLayer(
         8, 2, 16, activation=activation, norm_first=norm_first, batch_first=True
     )
@@ -285,7 +283,7 @@ def test_a_transformer_encoder_layer_has_gradients_and_compiles() -> None:
     torch.testing.assert_close(compiled.var, f.var)
 
 
-# ----------------------------------------------------------------------------------------------------------------- recurrence
+# ------------------------------------------------------------------------------------------------- recurrence
 
 CELLS = {
     "tanh": lambda: nn.RNNCell(3, 5),
@@ -309,24 +307,25 @@ def step(kind: str, x: Tensor, h: Tensor, state: tuple[Tensor, ...]) -> tuple[Te
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_a_cell_is_near_to_sampling(kind: str) -> None:
+def test_a_cell_is_close_to_sampling(kind: str) -> None:
     cell = vp.variational(CELLS[kind](), logvar=-4.0, biases=True)
     assert [name for name, _ in vp.posteriors(cell)] == ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
     x, state = torch.randn(4, 3), (torch.randn(4, 5), torch.randn(4, 5))
     with torch.no_grad():
-        drawn = {name: Gaussian(q.mean, q.var).sample((8000,)) for name, q in vp.posteriors(cell)}
+        weights = {name: Gaussian(q.mean, q.var).sample((8000,)) for name, q in vp.posteriors(cell)}
         parts = (
-            torch.einsum("noi,bi->nbo", drawn[f"weight_{part}"], value) + drawn[f"bias_{part}"].unsqueeze(1)
+            torch.einsum("noi,bi->nbo", weights[f"weight_{part}"], value)
+            + weights[f"bias_{part}"].unsqueeze(1)
             for part, value in (("ih", x), ("hh", state[0]))
         )
         samples = step(kind, *parts, state)
         out = vp.DVI(cell, x, state if kind == "lstm" else state[0])
         for f, sample in zip(out if kind == "lstm" else (out,), samples, strict=True):
-            near(f, sample, 0.03, 0.06)
+            close(f, sample, 0.03, 0.06)
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_without_variance_a_cell_is_that_of_torch(kind: str) -> None:
+def test_without_variance_a_cell_equals_torch(kind: str) -> None:
     cell, x = CELLS[kind](), torch.randn(4, 3)
     state = torch.randn(4, 5)
     state = (state, 2 * state) if isinstance(cell, nn.LSTMCell) else state
@@ -348,7 +347,7 @@ LAYERS = [
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("given", [False, True])
-def test_without_variance_a_recurrent_layer_is_that_of_torch(layer: nn.RNNBase, given: bool) -> None:
+def test_without_variance_a_recurrent_layer_equals_torch(layer: nn.RNNBase, given: bool) -> None:
     layer, x = copy.deepcopy(layer), torch.randn(2, 4, 3)
     batch = 2 if layer.batch_first else 4
     numbers = layer.num_layers * (1 + layer.bidirectional)
@@ -387,10 +386,8 @@ def test_recurrent_layers_have_gradients_and_compile(kind: type[nn.RNNBase]) -> 
     (f.mean.sum() + f.var.sum()).backward()
     assert all(p.grad.isfinite().all() for p in net.parameters())
     torch.compiler.reset()
-    with (
-        torch.no_grad(),
-        torch._dynamo.config.patch(allow_rnn=True),
-    ):  # which torch asks for whenever it meets one of these types
+    # torch requires `allow_rnn` to compile any module of these types.
+    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
         compiled = torch.compile(lambda x: vp.DVI(net, x)[0], fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(compiled.var, f.var)
 

@@ -1,9 +1,10 @@
 """Mean and variance of a deep network with the correlations of its activations, by the Jacobian of the mean.
 
-A method takes activations as independent, and so ignores that units share inputs and that positions share weights. Here
-every source of randomness is followed to the output, along all paths at once (Eq. 49). The mean depends on the weights' means
-through every rule of the method, so autograd gives the first order of anything that a method can pass. What is not linear
-adds noise where it arises: the rule of the operation states it (Eq. 50, 51).
+A method assumes independent activations, so it ignores that units share inputs and that positions share
+weights. Here every source of randomness is propagated to the output along all paths at once (Eq. 49). The
+mean depends on the weights' means through every rule of the method, so autograd gives the first-order
+variance of any network that the method supports. Terms beyond first order are added as noise at the operation
+where they arise, as its rule states (Eq. 50, 51).
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from .methods.tables import DVI
 from .posterior import is_random, posteriors
 
 ENTRIES = 2**24
-"""How many derivatives to hold at a time."""
+"""How many derivatives to hold in memory at once."""
 
 
 @torch.no_grad()
 def correlated(net: nn.Module, *x: Activation, method: Method = DVI) -> Gaussian:
     """Mean and variance of the output, with the correlations that a pass of the method leaves out (Eq. 49).
 
-        Var[f] = Σ_s (∂E[f]/∂s)² Var[s]    over weights s and, for what is not linear in them, over noise of the layers
+        Var[f] = Σ_s (∂E[f]/∂s)² Var[s]    over weights s and, beyond first order, noise of the layers
 
-    Exact for one hidden layer of elementwise activations and for three linear layers, with deterministic inputs. It takes a
-    backward pass for each output of the network and gives no gradients: for predictions, not for training. Examples are rows
-    of the first dimension.
+    Exact for one hidden layer of elementwise activations and for three linear layers, with deterministic
+    inputs. It takes one backward pass for each output of the network and returns no gradients, so it is meant
+    for prediction, not for training. The first dimension of each input counts examples.
 
-    >>> net = vp.variational(nn.Sequential(nn.Conv1d(1, 1, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten()), logvar=0.0)
-    >>> x = torch.ones(1, 1, 100)
-    >>> [round(f.var.item(), 2) for f in (vp.DVI(net, x), vp.correlated(net, x))]      # one weight, averaged with itself
+    >>> net = nn.Sequential(nn.Conv1d(1, 1, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    >>> net, x = vp.variational(net, logvar=0.0), torch.ones(1, 1, 100)
+    >>> [round(f.var.item(), 2) for f in (vp.DVI(net, x), vp.correlated(net, x))]  # one weight, averaged
     [0.01, 1.0]
     """
     _check(net, x, method)
@@ -83,31 +84,35 @@ def correlated(net: nn.Module, *x: Activation, method: Method = DVI) -> Gaussian
 def _check(net: nn.Module, x: Sequence[Activation], method: Method) -> None:
     if method.samples:
         raise ValueError(
-            f"correlated: {method.name} draws samples and carries no variance; give a method with moments, such as vp.DVI."
+            f"correlated: {method.name} draws samples and carries no variance; "
+            "use a method with moments, such as vp.DVI."
         )
     if next(posteriors(net), None) is None and not any(isinstance(a, Gaussian) for a in x):
         raise ValueError(
-            "correlated: neither the weights nor the inputs are random; make weights random with variational(net)."
+            "correlated: neither the weights nor the inputs are random; "
+            "make the weights random with variational(net)."
         )
     if not x or any(len(a.shape) == 0 or a.shape[0] != x[0].shape[0] or a.shape[0] == 0 for a in x):
         raise ValueError(
-            f"correlated: inputs must have examples in their first dimension, got shapes {[tuple(a.shape) for a in x]}."
+            "correlated: inputs must have examples in their first dimension, "
+            f"got shapes {[tuple(a.shape) for a in x]}."
         )
     for module in net.modules():
         norm, kind = isinstance(module, nn.modules.batchnorm._BatchNorm), type(module).__name__
         if norm and (module.training or module.running_mean is None):
             raise ValueError(
-                f"correlated: {kind} mixes examples by the statistics of a batch; give it running ones and call net.eval()."
+                f"correlated: {kind} mixes examples by the statistics of a batch; "
+                "give it running statistics and call net.eval()."
             )
         drops = isinstance(module, nn.modules.dropout._DropoutNd) or getattr(module, "dropout", False)
         if module.training and drops:
             raise ValueError(
-                f"correlated: {kind} is in training, where it drops entries; call net.eval() first."
+                f"correlated: {kind} is in training mode and drops entries; call net.eval() first."
             )
 
 
 def _alone(net: nn.Module, method: Method, x: Sequence[Activation]) -> set[nn.Module]:
-    """Linear layers that one example passes once: every output has weights of its own, and their noise is independent."""
+    """Linear layers applied once per example: no two outputs share weights, so their noise is independent."""
     rows: Counter[nn.Module] = Counter()
 
     def count(call: Call) -> Value:
@@ -124,7 +129,10 @@ def _alone(net: nn.Module, method: Method, x: Sequence[Activation]) -> set[nn.Mo
 
 
 def _weights(net: nn.Module, alone: set[nn.Module]) -> Iterator[tuple[str, Gaussian]]:
-    """Every other normal variable, by the name of its mean in a bound network; a horseshoe's scales are normal in their logs."""
+    """Every other normal variable, by the name of its mean in the bound network.
+
+    The scales of a horseshoe are normal in their logarithms.
+    """
     for name, q in posteriors(net):
         path = name.rpartition(".")[0]
         if net.get_submodule(path) in alone:

@@ -1,4 +1,4 @@
-"""What a network is trained on, and what it predicts: the evidence lower bound, and the log marginal of filtering."""
+"""Training objectives and their predictions: the evidence lower bound, and the log marginal of filtering."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .priors import Prior
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate that a pass went through: the pre-activation and the knots of its activation."""
+    """A gate in a pass: the pre-activation and the knots of its activation."""
 
     x: Gaussian
     knots: Sequence[float]
@@ -34,7 +34,7 @@ class Terms:
     data_fit: Tensor
     """E log p(y | f), averaged over the batch."""
     kl: Tensor
-    """KL(q || p) of the weights, summed: once for the whole data set."""
+    """KL(q || p) of the weights, summed; it counts once for the whole data set."""
     f: Activation
     gates: Sequence[Gate]
     slope: float
@@ -43,9 +43,9 @@ class Terms:
 
     @property
     def kl_z(self) -> Tensor:
-        """Expected divergence of the gates by the paper's closed form (Eq. 12), averaged over the batch.
+        """Expected KL divergence of the gates by the paper's closed form (Eq. 12), averaged over the batch.
 
-        It grows in proportion to the slope, so that for the step function it is given per unit of slope.
+        It is proportional to the slope, so for the step function it is given per unit of slope.
         """
         return self._kl_z(
             partial(moments.gate_kl, slope=1.0 if math.isinf(self.slope) else self.slope, exact=False)
@@ -57,7 +57,7 @@ class Terms:
         return self.kl_z if math.isinf(self.slope) else self._kl_z(partial(moments.gate_kl, slope=self.slope))
 
     def _kl_z(self, divergence: Callable[[Gaussian], Tensor]) -> Tensor:
-        # Each knot is a two-way gate; that the others exist changes the divergence by exp(-slope × their distance).
+        # Each knot is a binary gate; the others change its divergence only by exp(-slope × their distance).
         kls = [divergence(gate.x + -knot) for gate in self.gates for knot in gate.knots]
         if self.weight is not None:
             kls = [per_datum(kl) * self.weight for kl in kls]
@@ -65,12 +65,14 @@ class Terms:
 
 
 class ELBO(nn.Module):
-    """Negative evidence lower bound per data point, without a sample (Eq. 13):
+    """Negative evidence lower bound per data point, without sampling (Eq. 13):
 
         -E log p(y | f) + KL(q || p) / n_data  [+ kl_z_weight × expected KL of the gates]
 
-    :param n_data: size of the whole training set. The divergence counts once for all of it, so there is no default.
-    :param kl_z_weight: weight of the gates' divergence. The paper drops it (0), which leaves a loophole: see `docs/gotchas.md`.
+    :param n_data: size of the whole training set. The divergence counts once for all of it, so there is no
+        default.
+    :param kl_z_weight: weight of the gates' divergence. The paper drops it (0), which leaves a loophole, see
+        `docs/gotchas.md`.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(precision=10.0), n_data=100)
@@ -96,7 +98,7 @@ class ELBO(nn.Module):
         if not (kl_z_weight >= 0 and math.isfinite(kl_z_weight)):
             raise ValueError(f"ELBO: kl_z_weight must be zero or more, got {kl_z_weight}.")
         if not method.deterministic and next(posteriors(net), None) is None:
-            raise ValueError("ELBO: the network has no random weights; make them with variational(net).")
+            raise ValueError("ELBO: the network has no random weights; call variational(net) first.")
         self.net = net
         self.method = method
         self.likelihood = likelihood
@@ -112,7 +114,7 @@ class ELBO(nn.Module):
         return loss + self.kl_z_weight * terms.kl_z if self.kl_z_weight else loss
 
     def terms(self, x: Activation, y: Tensor, weight: Tensor | None = None) -> Terms:
-        """Data fit, divergence of the weights and, computed when asked for, divergence of the gates.
+        """Data fit, divergence of the weights and, computed on request, divergence of the gates.
 
         :param weight: how often each data point counts.
         """
@@ -138,7 +140,8 @@ class ELBO(nn.Module):
     def predict(self, x: Activation, samples: int | None = None) -> Predictive:
         """The predictive distribution at x.
 
-        :param samples: number of passes, for a method that samples; others need one pass and take none.
+        :param samples: number of passes of a sampling method; other methods need one pass and take no
+            `samples`.
         """
         if not self.method.samples:
             if samples is not None:
@@ -146,17 +149,18 @@ class ELBO(nn.Module):
             return self.likelihood.predictive(self.method(self.net, x))
         if samples is None:
             raise ValueError(
-                f"predict: {self.method.name} predicts by sampling; say how many passes, as in predict(x, samples=100)."
+                f"predict: {self.method.name} predicts by sampling; "
+                "give the number of passes, as in predict(x, samples=100)."
             )
         return mixture([self.likelihood.predictive(self.method(self.net, x)) for _ in range(samples)])
 
 
 class LogMarginal(nn.Module):
-    """log Z, the log density of a batch with the weights averaged over, for noise of a given variance (Eq. 27):
+    """log Z, the log density of a batch with the weights integrated out, given the noise variance (Eq. 27):
 
         log Z = log N(y | E[f], Var[f] + noise)
 
-    What assumed-density filtering follows in the place of a bound. The output f is taken as normal, which it is not.
+    Assumed-density filtering uses it instead of a bound. The output f is approximated as normal.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), biases=True)
     >>> log_z = vp.LogMarginal(net, vp.PBP)(torch.randn(16, 2), torch.randn(16, 1), noise=torch.tensor(0.1))
@@ -168,7 +172,7 @@ class LogMarginal(nn.Module):
         self.method = method
 
     def forward(self, x: Activation, y: Tensor, noise: Tensor) -> Tensor:
-        """Summed over the batch, for each variance in `noise`: several of them share one pass of the network."""
+        """log Z of the batch for each variance in `noise`; all of them share one pass of the network."""
         f = self.method(self.net, x)
         log_z = [self._predictive(f, var).log_prob(y).sum() for var in noise.flatten().unbind()]
         return torch.stack(log_z).view_as(noise)
@@ -180,13 +184,14 @@ class LogMarginal(nn.Module):
     def _predictive(self, f: Activation, noise: Tensor) -> NormalPredictive:
         if not isinstance(f, Gaussian):
             raise ValueError(
-                f"LogMarginal: {self.method.name} gives an output without variance; make the weights random with variational(net)."
+                f"LogMarginal: {self.method.name} gives an output without variance; "
+                "make the weights random with variational(net)."
             )
         return NormalPredictive(f.mean, f.var, noise.expand_as(f.mean))
 
 
 def _note_gates(gates: list[Gate], call: Call) -> Value:
-    """Note the gates that a pass goes through."""
+    """Record the gates of a pass."""
     if call.rule.knots is not None and isinstance(call.x, Gaussian):
         gates.append(Gate(call.x, call.rule.knots(call.module)))
     return call.output

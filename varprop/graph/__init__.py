@@ -1,1 +1,1 @@
-"""Networks with their own `forward`: their torch.fx graph is taken once and walked with a method's rules."""
+"""Networks with their own `forward`: the torch.fx graph is traced once and walked with a method's rules."""

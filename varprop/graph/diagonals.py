@@ -1,8 +1,9 @@
-"""Σ_i A_ji B_ji v_i for two linear paths A and B from one source: the covariance of what they end in, entry by entry (Eq. 41).
+"""Σ_i A_ji B_ji v_i for two linear paths A and B from one source: the covariance of their outputs (Eq. 41).
 
-A path is a product of the layers' mean matrices and of gains. Where both paths together have no more than two layers the diagonal is one
-more linear operation. A projection beside two convolutions, and three convolutions beside an identity, need more than two factors at
-each position: there the sum is taken to first order about the averages of its factors over positions.
+A path is a product of the layers' mean matrices and of gains. If the two paths together have at most two
+layers, the diagonal is one more linear operation. A projection parallel to two convolutions, or an identity
+parallel to three, needs more than two factors at each position: then the sum is expanded to first order about
+the averages of its factors over positions.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..methods.base import Gain
+from ..methods.base import Gain, Value
 from ..posterior import Layer
 
 
@@ -28,11 +29,11 @@ class Path:
     layers: Sequence[Layer]
     gains: Sequence[Gain]
     inputs: Sequence[Tensor]
-    """The mean that enters each layer."""
+    """The mean of the input of each layer."""
 
 
 def diagonal(var: Tensor, a: Path, b: Path) -> Tensor | None:
-    """Σ_i A_ji B_ji v_i, where a has no more layers than b; None where no formula is cheap."""
+    """Σ_i A_ji B_ji v_i, where a has no more layers than b; None if no formula is cheap."""
     outer, inner = a.gains[-1] * b.gains[-1], a.gains[0] * b.gains[0]
     match len(a.layers), len(b.layers):
         case 0, 0:
@@ -50,7 +51,7 @@ def diagonal(var: Tensor, a: Path, b: Path) -> Tensor | None:
 
 
 def _own(path: Path) -> Tensor | None:
-    """How each entry acts on itself through one or two layers that keep the shape, inner gains included (Eq. 43)."""
+    """The effect of each entry on itself through one or two layers and the gain between them (Eq. 43)."""
     kernels = [_centred(layer) for layer in path.layers]
     if len(kernels) > 2 or any(kernel is None for kernel in kernels):
         return None
@@ -69,7 +70,7 @@ def _own(path: Path) -> Tensor | None:
 
 
 def _centred(layer: Layer) -> Tensor | None:
-    """The kernel of a layer whose output has the shape of its input, position by position; None for other layers."""
+    """The kernel of a layer whose output positions match its input positions; None for other layers."""
     if isinstance(layer, nn.Linear):
         return layer.weight
     centred = _plain(layer) and all(step == 1 for step in layer.stride)
@@ -92,7 +93,7 @@ def _cropped(kernel: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _common(a: Layer, b: Layer, var: Tensor) -> Tensor | None:
-    """Σ_i A_ji B_ji v_i of two layers side by side: where both read an input, the product of their kernels (Eq. 44)."""
+    """Σ_i A_ji B_ji v_i of two parallel layers: the product of their kernels where these overlap (Eq. 44)."""
     if isinstance(a, nn.Linear) and isinstance(b, nn.Linear):
         return F.linear(var, a.weight * b.weight)
     if type(a) is not type(b) or not (_plain(a) and _plain(b)) or a.stride != b.stride:
@@ -108,7 +109,7 @@ def _common(a: Layer, b: Layer, var: Tensor) -> Tensor | None:
 
 
 def _plain(layer: Layer) -> bool:
-    """A convolution, not transposed, without groups or dilation, with as many zeros on the one side as on the other."""
+    """Whether a layer is a convolution, not transposed, grouped or dilated, padded evenly with zeros."""
     if (
         not isinstance(layer, nn.modules.conv._ConvNd)
         or layer.transposed
@@ -123,14 +124,15 @@ def _plain(layer: Layer) -> bool:
 _CONV = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
-# ------------------------------------------------------------------------------------------------------------------ about averages
+# --------------------------------------------------------------------------------- first order about averages
 
 
 def _averaged(path: Path, shortcut: Layer | None = None, var: Tensor | None = None) -> Tensor | None:
-    """Σ_i P_ji J_ji v_i for a 1×1 projection P beside convolutions J = M_n D … M_1, or J_jj without one, to first order (Eq. 53).
+    """Σ_i P_ji J_ji v_i, to first order, for a 1×1 projection P and convolutions J = M_n D … M_1 (Eq. 53).
 
-    The sum is linear in the gains D behind each layer and in v. They take their own values one at a time, the others their average over
-    the positions of a data point: matrices for each data point, where the sum itself needs them for each position.
+    Without a projection it is J_jj. The sum is linear in the gains D after each layer and in v. One factor at
+    a time takes its own values, and the others take their averages over the positions of a data point. So
+    matrices are needed for each data point, where the exact sum needs them for each position.
     """
     layers, like = path.layers, path.inputs[0]
     if not all(_plain(layer) and layer.weight.dim() == like.dim() for layer in layers):
@@ -160,7 +162,7 @@ def _averaged(path: Path, shortcut: Layer | None = None, var: Tensor | None = No
 
 
 class Tap(NamedTuple):
-    """An entry of a kernel along one axis, and where it reads: at step · p + offset for the output of the path at p."""
+    """An entry of a kernel along one axis; it reads at step · p + offset for the output of the path at p."""
 
     entry: int
     step: int
@@ -168,7 +170,7 @@ class Tap(NamedTuple):
 
 
 def _ways(layers: Sequence[Layer], stride: int, axis: int) -> list[tuple[Tap, ...]]:
-    """Along one axis, the taps of all layers, first to last, through which the output at p sees the input at stride · p."""
+    """The taps of all layers along one axis that connect the input at stride · p to the output at p."""
     ways: list[tuple[Tap, ...]] = [()]
     for layer in reversed(layers):
         s, pad = layer.stride[axis], _padding(layer)[axis]
@@ -182,9 +184,9 @@ def _ways(layers: Sequence[Layer], stride: int, axis: int) -> list[tuple[Tap, ..
 
 
 def _is_cheap(layers: Sequence[Layer], shortcut: Layer | None, ways: int, positions: int) -> bool:
-    """Whether the products of matrices for a data point cost no more than its moments through the layers, which are three passes.
+    """Whether the matrix products of a data point cost no more than its moments, which take three passes.
 
-    More than nine ways, as through three 3×3 convolutions, would be as many operations, however small.
+    More than nine ways, as through three 3×3 convolutions, would need too many operations, however small.
     """
     inner = layers[1:-1] if shortcut is None else layers[:-1]
     products = (
@@ -194,24 +196,25 @@ def _is_cheap(layers: Sequence[Layer], shortcut: Layer | None, ways: int, positi
 
 
 def _at(t: Tensor, taps: Sequence[Tap], sizes: Sequence[int]) -> Tensor:
-    """Entries where taps read, for outputs of these sizes, positions in one dimension; zero beyond the border."""
+    """The entries that the taps read for outputs of these sizes, flattened; zero beyond the border."""
     ends = [
         tap.step * (size - 1) + tap.offset + 1 - n
         for tap, size, n in zip(taps, sizes, t.shape[2:], strict=True)
     ]
     borders = [border for tap, end in zip(taps, ends, strict=True) for border in (end, -tap.offset)]
     t = F.pad(t, borders[::-1]) if any(borders) else t
-    every: list[Any] = [slice(None, None, tap.step) for tap in taps]
+    every: list[Value] = [slice(None, None, tap.step) for tap in taps]
     return t[(..., *every)].flatten(2)
 
 
 def _first_order(
     matrices: Sequence[Tensor], gains: Sequence[Tensor], projection: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """The diagonal of M_n D … D M_1 diag(v) Pᵀ about the averages of D and of v over positions, their last dimension.
+    """The diagonal of M_n D … D M_1 diag(v) Pᵀ to first order about the averages of D and v over positions.
 
-    P and v are those of the projection; without one the diagonal is that of M_n D … D M_1. Of v, the mean over channels at each position
-    stays as it is, and what is left of a channel is averaged.
+    Positions are the last dimension. P and v belong to the projection; without one it is the diagonal of
+    M_n D … D M_1. The mean of v over channels keeps its value at each position, and only the ratio of each
+    channel to it is averaged.
     """
     means = [gain.mean(-1).unsqueeze(1) for gain in gains]
     before, after = [matrices[0].mT], [matrices[-1]]
@@ -233,6 +236,6 @@ def _first_order(
 
 
 def _profile(var: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over channels at each position, and what it leaves of each channel."""
+    """The mean over channels at each position, and the ratio of each channel to it."""
     size = var.abs().mean(1, keepdim=True)
     return size, var / torch.where(size > 0, size, 1.0)

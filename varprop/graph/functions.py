@@ -1,7 +1,8 @@
-"""Rules for functions and tensor methods: what a network with its own `forward` does between its layers.
+"""Rules for functions and tensor methods: what a network with its own `forward` computes between its layers.
 
-Operands are taken as independent, except in a product of a value with itself; sums are corrected afterwards where the
-network's graph shows how (`residual.py`). Functions that compute what a layer computes are in `layer_forms.py`.
+Operands are assumed independent, except in a product of a value with itself. `residual.py` corrects sums
+afterwards if the network's graph gives the covariance. Functions that are equivalent to a layer are in
+`layer_forms.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ..methods.noise import of_averages, of_products, unexplained
 from ..methods.rules.attention import scaled_dot_product
 from .layer_forms import LAYER_FORMS
 
-# --------------------------------------------------------------------------------------------------- arithmetic
+# ------------------------------------------------------------------------------------------------- arithmetic
 
 
 def _other(call: Call) -> Value:
-    """The deterministic one of two operands; None where both are random."""
+    """The deterministic operand of two; None if both are random."""
     a, b = call.args
     return (
         None if isinstance(a, Gaussian) and isinstance(b, Gaussian) else b if isinstance(a, Gaussian) else a
@@ -40,7 +41,7 @@ def _times(x: Value, scale: Value) -> Value:
 
 
 def _terms(sign: float, call: Call) -> Gain | tuple[Gain, Gain] | None:
-    """Of a sum or difference: of its random term, or of both."""
+    """The gain of a sum or difference: that of its random term, or a pair if both terms are random."""
     gains = 1.0, sign * call.options.get("alpha", 1)
     random = [isinstance(a, Gaussian) for a in call.args]
     return gains if all(random) else gains[random.index(True)]
@@ -94,7 +95,7 @@ def _slope(call: Call) -> Tensor | None:
 
 @rule("exact", 40, gain=_slope, noise=unexplained)
 def power(method: Method, function: Function, x: Gaussian, exponent: Value = 2) -> Gaussian:
-    """Whole powers: the square in closed form (Eq. 40), others by quadrature, which is exact for them (Eq. 11)."""
+    """Integer powers: the square in closed form (Eq. 40), others by quadrature, also exact (Eq. 11)."""
     if isinstance(exponent, Gaussian | Tensor) or exponent != int(exponent) or exponent < 1:
         raise missing(method, function, f" with the exponent {exponent}")
     return moments.square(x) if exponent == 2 else moments.quadrature(lambda t: t ** int(exponent), x)
@@ -108,7 +109,7 @@ def elementwise(method: Method, function: Function, x: Gaussian) -> Gaussian:
 
 @rule("exact", 1, noise=of_products, takes_independent=True)
 def bilinear(method: Method, function: Function, a: Value, b: Value) -> Value:
-    """A matrix product; two random matrices are taken as independent (Eq. 1)."""
+    """A matrix product; two random matrices are assumed independent (Eq. 1)."""
     return moments.affine(lambda x, w, bias=None: function(x, w), a, b)
 
 
@@ -122,7 +123,7 @@ def affine(
     *args: Value,
     **options: Value,
 ) -> Value:
-    """A linear map or convolution with its weight given (Eq. 1)."""
+    """A linear map or convolution with a given weight (Eq. 1)."""
     return moments.affine(lambda x, w, b=None: function(x, w, b, *args, **options), x, weight, bias)
 
 
@@ -153,31 +154,31 @@ def einsum(method: Method, function: Function, equation: str, *operands: Value) 
 
 
 def _indices(equation: str) -> tuple[list[str], set[str]]:
-    """The indices of each operand of an Einstein sum, with a dot for an ellipsis, and those that are summed over."""
+    """The indices of each operand of an einsum, with a dot for an ellipsis, and the indices summed over."""
     left, arrow, right = equation.replace(" ", "").replace("...", ".").partition("->")
     kept = set(right) if arrow else {"."} | {c for c in left if left.count(c) == 1}
     return left.split(","), set(left) - kept - {","}
 
 
-# ------------------------------------------------------------------------------------- moving, joining, reducing
+# ---------------------------------------------------------------------------------- moving, joining, reducing
 
 
 @rule("exact")
 def moves(method: Method, function: Function, x: Activation, *args: Value, **options: Value) -> Activation:
-    """A function that only moves, repeats or adds up entries; of other random arguments it reads the shape."""
+    """A function that only moves, repeats or sums entries; other random arguments only give a shape."""
     others = [mean_of(a) for a in args]
     return move(lambda t: function(t, *others, **options), x)
 
 
 @rule("exact", gain=lambda call: 1.0)
 def still(method: Method, function: Function, x: Gaussian, *args: Value, **options: Value) -> Gaussian:
-    """A function that leaves every entry in its place: a copy, or another type."""
+    """A function that leaves every entry in its place, such as a copy or a change of type."""
     return x.map(lambda t: function(t, *map(mean_of, args), **options))
 
 
 @rule("plain")
 def about(method: Method, function: Function, x: Gaussian, *args: Value, **options: Value) -> Value:
-    """What a tensor tells about its shape, type or device."""
+    """A property of a tensor: its shape, type or device, or a constant tensor made from them."""
     return function(x.mean, *args, **options)
 
 
@@ -207,14 +208,14 @@ def parts(
 
 @rule("exact")
 def joined(method: Method, function: Function, tensors: Value, *args: Value, **options: Value) -> Gaussian:
-    """Several values in one; deterministic ones have variance zero."""
+    """Several values joined into one; deterministic ones have zero variance."""
     variances = [x.var if isinstance(x, Gaussian) else torch.zeros_like(x) for x in tensors]
     mean = function([mean_of(x) for x in tensors], *args, **options)
     return Gaussian.of(mean, function(variances, *args, **options))
 
 
 def _chosen(method: Method, condition: Value, a: Value, b: Value) -> Gaussian:
-    """A choice between two values, entry by entry, by a condition that is not random."""
+    """An elementwise choice between two values by a deterministic condition."""
     if isinstance(condition, Gaussian):
         raise missing(method, torch.where, " with a random condition")
     a_var, b_var = (x.var if isinstance(x, Gaussian) else 0.0 for x in (a, b))
@@ -259,15 +260,15 @@ def average(method: Method, function: Function, x: Gaussian, *args: Value, **opt
 def padded(
     method: Method, function: Function, x: Gaussian, pad: Value, mode: str = "constant", value: Value = None
 ) -> Gaussian:
-    """A constant border has no variance; any other repeats entries, which count as independent of their originals."""
+    """A constant border has no variance; any other border repeats entries, treated as independent."""
     return Gaussian.of(function(x.mean, pad, mode, value), function(x.var, pad, mode))
 
 
-# ----------------------------------------------------------------------------------------------------- the table
+# -------------------------------------------------------------------------------------------------- the table
 
 
 def _rows(rule: Rule, names: str) -> Table:
-    """Rows for functions of torch and torch.nn.functional, and for tensor methods that have no function."""
+    """Table entries for functions of torch and torch.nn.functional, or else for tensor methods."""
     rows: Table = {}
     for name in names.split():
         found = [f for f in (getattr(torch, name, None), getattr(F, name, None)) if callable(f)]

@@ -1,6 +1,6 @@
-"""Functions that compute what a layer computes: the layer is built and the method asked about it.
+"""Functions that are equivalent to a layer: the layer is built, and the method's rule for it applies.
 
-So no moment is written twice: F.relu follows the method's rule for nn.ReLU, F.layer_norm that for nn.LayerNorm.
+So no moment is written twice: F.relu follows the rule for nn.ReLU, and F.layer_norm that for nn.LayerNorm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..gaussian import Activation, Gaussian, as_gaussian, move
 from ..methods.base import Call, Function, Method, NoRuleError, Rule, Table, Value, missing
 
 Build = Callable[..., nn.Module]
-"""Makes the layer from the function's arguments, its input first."""
+"""Builds the layer from the function's arguments, the input first."""
 
 
 def _form(build: Build, apply: Function | None = None, **facts: Value) -> Rule:
@@ -28,7 +28,7 @@ def _form(build: Build, apply: Function | None = None, **facts: Value) -> Rule:
 def _as_layer(
     build: Build, method: Method, function: Function, x: Activation, *args: Value, **options: Value
 ) -> Value:
-    """Ask the method about the layer that computes the function."""
+    """Apply the method's rule for the equivalent layer."""
     if options.get("return_indices"):
         raise missing(method, function, " with return_indices=True")
     if any(isinstance(value, Tensor | Gaussian) for value in (*args, *options.values())):
@@ -36,11 +36,11 @@ def _as_layer(
     return method(build(x, *args, **options), x)
 
 
-# ----------------------------------------------------------------------- functions with the layer's own options
+# --------------------------------------------------------------- functions with the same options as the layer
 
 
 def _layer(kind: Build, names: str, x: Activation, *args: Value, **options: Value) -> nn.Module:
-    """The layer of this kind, for a function whose further arguments have these names."""
+    """The layer of this kind, for a function whose arguments after the input have these names."""
     options = {**dict(zip(names.split(), args, strict=False)), **options}
     for name in ("inplace", "_stacklevel"):
         options.pop(name, None)
@@ -51,21 +51,21 @@ def _layer(kind: Build, names: str, x: Activation, *args: Value, **options: Valu
 
 
 def _named(names: str, **kinds: Build) -> Table:
-    """Rows for functions by their names in torch.nn.functional, torch and, with an underscore behind, in place."""
+    """Table entries for functions by name in torch.nn.functional and torch, and for their in-place forms."""
     rows: Table = {}
     for name, kind in kinds.items():
         form = _form(partial(_layer, kind, names))
         for module in (F, torch):
             for spelling in (name, f"{name}_"):
                 function = getattr(module, spelling, None)
-                # Some functions of torch.nn.functional cannot be pickled; they are found by their names in torch.
+                # Some functions of torch.nn.functional cannot be pickled; `in_torch` finds their names.
                 if function is not None and "<locals>" not in getattr(function, "__qualname__", ""):
                     rows[function] = form
     return rows
 
 
 def _absolute() -> nn.Module:
-    """|x|, a leaky unit that flips the sign of negative values."""
+    """|x|, a leaky ReLU that flips the sign of negative values."""
     return nn.LeakyReLU(-1.0)
 
 
@@ -76,8 +76,8 @@ def _clamped(min: float | None = None, max: float | None = None) -> nn.Module:
 def _threshold(threshold: float, value: float) -> nn.Module:
     if threshold != value:
         raise NoRuleError(
-            f"F.threshold jumps from {value} to its threshold {threshold}, and functions that jump have no rule; "
-            "give both one value, or add a rule with `method | {torch.nn.functional.threshold: rule}`."
+            f"F.threshold jumps from {value} to its threshold {threshold}, and there is no rule for jumps; "
+            "set both to one value, or add a rule with `method | {torch.nn.functional.threshold: rule}`."
         )
     return _clamped(min=threshold)
 
@@ -113,7 +113,7 @@ _NAMED: Table = {
 }
 
 
-# ----------------------------------------------------------------------- functions with tensors among their options
+# ----------------------------------------------------------------- functions with tensors among their options
 
 
 _UPSAMPLE = partial(_layer, nn.Upsample, "size scale_factor mode align_corners recompute_scale_factor")
@@ -122,14 +122,14 @@ _UPSAMPLE = partial(_layer, nn.Upsample, "size scale_factor mode align_corners r
 def _interpolate(
     method: Method, function: Function, x: Activation, *args: Value, antialias: bool = False, **options: Value
 ) -> Value:
-    """As `nn.Upsample`, which has no filter."""
+    """As `nn.Upsample`, which has no antialiasing filter."""
     if antialias:
         raise missing(method, function, " with antialias=True")
     return _as_layer(_UPSAMPLE, method, function, x, *args, **options)
 
 
 def _prelu_layer(x: Activation, weight: Tensor) -> nn.Module:
-    """A leaky unit with a slope for each channel, which torch counts in dimension 1."""
+    """A leaky ReLU with a slope for each channel, which torch keeps in dimension 1."""
     slopes: Value = weight.view(-1, *(1,) * (len(x.shape) - 2)) if weight.numel() > 1 else weight
     return nn.LeakyReLU(slopes)
 
@@ -188,7 +188,7 @@ def _unit_length(
     eps: float = 1e-12,
     out: None = None,
 ) -> Value:
-    """F.normalize: x over its length, which is x over its root mean square over √n."""
+    """F.normalize: x divided by its length, which is its root mean square times √n."""
     if p != 2:
         raise missing(method, function, f" with p={p}")
     y = method(_unit_length_layer(x, p, dim, eps), move(lambda t: t.movedim(dim, -1), x))
@@ -214,13 +214,13 @@ def _group_norm(
 
 
 Statistics = Mapping[str, Value]
-"""The arguments of F.batch_norm or F.instance_norm behind the input, in their order, with their defaults."""
+"""The arguments of F.batch_norm or F.instance_norm after the input, in order, with their defaults."""
 
 
 def _with_statistics(
     kinds: Mapping[int, Build], given: Statistics, x: Activation, *args: Value, **options: Value
 ) -> nn.Module:
-    """A batch or instance normalisation by the statistics given or by those of the input."""
+    """Batch or instance normalisation by the given statistics or by those of the input."""
     mean, var, _, _, training, momentum, eps = _filled(given, args, options).values()
     layer = kinds[len(x.shape)](x.shape[1], eps, momentum, affine=False, track_running_stats=mean is not None)
     if mean is not None:
@@ -238,14 +238,14 @@ def _normalised(
     *args: Value,
     **options: Value,
 ) -> Value:
-    """Statistics that were given move in training, as the layer's own do."""
+    """Given statistics are updated in training, as those of the layer are."""
     filled = _filled(given, args, options)
     y = method(_with_statistics(kinds, given, x, *args, **options), x)
     return _by_channel(y, filled["weight"], filled["bias"])
 
 
 def _unknown(call: Call) -> None:
-    """The layer's gain would leave out the scale that the function is given."""
+    """No gain: that of the layer would leave out the scale given to the function."""
 
 
 def _filled(given: Statistics, args: tuple[Value, ...], options: Mapping[str, Value]) -> dict[str, Value]:
@@ -285,4 +285,4 @@ LAYER_FORMS: Table = {
         partial(_with_statistics, *_INSTANCE), partial(_normalised, *_INSTANCE), gain=_unknown
     ),
 }
-"""Rows for all functions that compute what a layer computes."""
+"""Table entries for all functions that are equivalent to a layer."""

@@ -1,4 +1,4 @@
-"""The larger of two values, and the largest along a dimension, as functions: rules from a method's moments of them."""
+"""Rules for functions that take the larger of two values or the largest along a dimension."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Along = Callable[[Gaussian, int], Gaussian]
 
 
 class Extremes(NamedTuple):
-    """What torch.max returns along a dimension. Which entry is the largest is random, so there are no indices."""
+    """What torch.max returns along a dimension. The index of the largest entry is random, so it is None."""
 
     values: Gaussian
     indices: None = None
@@ -27,7 +27,7 @@ class Extremes(NamedTuple):
 def _larger(
     of_two: OfTwo, sign: float, method: Method, function: Function, a: Activation, b: Activation
 ) -> Activation:
-    """The larger of two independent values, or with a sign of -1 the smaller; of one and the same, itself."""
+    """The larger of two independent values, or the smaller for a sign of -1; for a = b, a itself."""
     return a if a is b else of_two(as_gaussian(a).times(sign), as_gaussian(b).times(sign)).times(sign)
 
 
@@ -40,7 +40,7 @@ def _largest(
     dim: int | tuple[int, ...] | None = None,
     keepdim: bool = False,
 ) -> Gaussian:
-    """The largest (smallest) of independent entries along dimensions, or of all."""
+    """The largest (or smallest) of independent entries along some dimensions or of all entries."""
     n = len(x.shape)
     dims = sorted(d % n for d in ((dim,) if isinstance(dim, int) else dim or range(n)))
     moved = x.times(sign).map(lambda t: t.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims)))
@@ -58,7 +58,7 @@ def _either(
     *args: Value,
     **options: Value,
 ) -> Value:
-    """torch.max and torch.min: of two values, of all entries, or along a dimension."""
+    """torch.max and torch.min, of two values, of all entries, or along a dimension."""
     other = args[0] if args else options.get("other")
     if isinstance(other, Tensor | Gaussian):
         return _larger(of_two, sign, method, function, x, other)
@@ -76,10 +76,10 @@ def anchored_largest(x: Gaussian, dim: int) -> Gaussian:
 
 
 def maxima_by(of_two: OfTwo, along: Along, pair: tuple[str, int], several: tuple[str, int]) -> Table:
-    """Rows for all maxima and minima among functions, from a method's moments.
+    """Table entries for all functions that take a maximum or minimum, from a method's moments.
 
     :param pair: kind and equation of the maximum of two values.
-    :param several: those of the maximum along a dimension.
+    :param several: kind and equation of the maximum along a dimension.
     """
     rows: Table = {}
     for sign, names in ((1.0, "maximum amax max"), (-1.0, "minimum amin min")):

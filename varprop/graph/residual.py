@@ -1,12 +1,13 @@
-"""Sums of two values that come from one, such as h + g(h): the covariance that independence leaves out (Eq. 41).
+"""Sums of two values with a common source, such as h + g(h): their covariance (Eq. 41).
 
-With gates frozen, each operand is a linear map of their common source x, whose entries are independent:
+With fixed gates, each operand is a linear map of their common source x, whose entries are independent:
 
     Cov(a_j, b_j) = Σ_i A_ji B_ji Var[x_i],    A = D_n M_n … M_1 D_0
 
-M are the mean matrices of affine layers, D the mean slopes of what stands between them. `diagonals.py` has the sum where it
-is cheap: paths of (0, 0), (0, 1), (0, 2) or (1, 1) affine layers, which are identities, residual blocks and two projections,
-and paths of (1, 2), (0, 3) and (1, 3) convolutions, which are projections and bottlenecks. Other sums stay independent.
+M are the mean matrices of affine layers, D the mean slopes of the operations between them. `diagonals.py`
+computes the sum if it is cheap: for paths of (0, 0), (0, 1), (0, 2) or (1, 1) affine layers, which are
+identities, residual blocks and two projections, and for paths of (1, 2), (0, 3) and (1, 3) convolutions,
+which are projections and bottlenecks. The terms of other sums are treated as independent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .steps import Place, Ref, Step, filled, layer
 
 
 def corrected(method: Method, rule: Rule, place: Place, out: Value) -> Value:
-    """A sum with the covariance of its operands, where they have one and it is known (Eq. 41)."""
+    """A sum with the covariance of its operands, if it is known (Eq. 41)."""
     known = covariance(method, rule, place, out)
     if known is None:
         return out
@@ -32,7 +33,7 @@ def corrected(method: Method, rule: Rule, place: Place, out: Value) -> Value:
 
 
 def covariance(method: Method, rule: Rule, place: Place, out: Value) -> tuple[Tensor, int] | None:
-    """Covariance of the two terms of a sum, entry by entry, and its equation; None where it is not known."""
+    """Elementwise covariance of the two terms of a sum, and its equation; None if it is unknown."""
     step, fork, values = place.step, place.step.fork, place.values
     if fork is None or rule.gain is None:
         return None
@@ -57,7 +58,7 @@ def call_of(method: Method, rule: Rule, place: Place, out: Value) -> Call:
 
 
 def path(method: Method, place: Place, steps: Sequence[Step]) -> Path | None:
-    """The Jacobian of a chain of steps; None where one of them states no gain."""
+    """The Jacobian of a chain of steps; None if one of them states no gain."""
     layers: list[Layer] = []
     inputs: list[Tensor] = []
     gains: list[Gain] = [1.0]
@@ -77,7 +78,7 @@ def path(method: Method, place: Place, steps: Sequence[Step]) -> Path | None:
 
 
 def _gain(method: Method, place: Place) -> Gain | nn.Module | tuple[Gain, Gain] | None:
-    """What the rule of a step states as its gain; a function that is a layer in another form asks the layer's rule."""
+    """The gain that the rule of a step states, or else the rule of the layer equivalent to its function."""
     step, values = place.step, place.values
     child = layer(place.net, step)
     rule = method.function_rule(step.target) if child is None else method.rule(child)
@@ -85,12 +86,12 @@ def _gain(method: Method, place: Place) -> Gain | nn.Module | tuple[Gain, Gain] 
         return None
     call = call_of(method, rule, place, values[step.name])
     if rule.gain is None:
-        call = stands_for(call)
+        call = layer_call(call)
     return None if call.rule.gain is None else call.rule.gain(call)
 
 
-def stands_for(call: Call) -> Call:
-    """The call of the layer that a function stands for, or the call itself."""
+def layer_call(call: Call) -> Call:
+    """The call of the layer that a function is equivalent to, or else the call itself."""
     if call.rule.layer is None:
         return call
     module = call.rule.layer(*call.args, **call.options)

@@ -1,16 +1,16 @@
-"""A network as a list of steps: its operations in order, what each of them takes, and where the terms of a sum fork."""
+"""A network as a list of steps: its operations in order, their arguments, and where sums fork."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import fx, nn
 
-from ..methods.base import Operation, Value
+from ..methods.base import Function, Operation, Value
 
 Values: TypeAlias = dict[str, Value]
 
@@ -24,7 +24,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Fork:
-    """Where the two operands of a sum fork: the value both come from, and the steps from there to each."""
+    """Where the two operands of a sum fork: their common source, and the steps from it to each operand."""
 
     source: str
     left: tuple[Step, ...]
@@ -38,13 +38,13 @@ class Step:
     name: str
     op: str
     """As in torch.fx: placeholder, get_attr, call_module, call_function, call_method or output."""
-    target: Any
+    target: Value
     args: tuple[Value, ...]
     kwargs: Mapping[str, Value]
     sources: tuple[str, ...]
-    """The steps whose values it takes."""
+    """The steps whose values are its arguments."""
     place: str
-    """The path of the module it stands in."""
+    """The path of the module that contains it."""
     fork: Fork | None = None
     frees: tuple[str, ...] = ()
     """Values that no later step needs."""
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a graph a rule is applied: the network, the step, and the values of the steps before."""
+    """Where in a graph a rule is applied: the network, the step, and the values of earlier steps."""
 
     net: nn.Module
     step: Step
@@ -73,7 +73,7 @@ def _refs(value: Value) -> Iterator[str]:
 
 
 def filled(value: Value, values: Values) -> Value:
-    """Arguments with the values of earlier steps in their places."""
+    """Arguments with every reference replaced by the value of its step."""
     if isinstance(value, Ref):
         return values[value.name]
     if isinstance(value, dict):
@@ -88,15 +88,15 @@ def filled(value: Value, values: Values) -> Value:
 
 
 def layer(module: nn.Module, step: Step) -> nn.Module | None:
-    """The layer that a step calls; None where it is a function."""
+    """The layer that a step calls; None if it calls a function."""
     if isinstance(step.target, nn.Module):
         return step.target
     return module.get_submodule(step.target) if step.op == "call_module" else None
 
 
-# ------------------------------------------------------------------------------------------------------------------ nodes to steps
+# --------------------------------------------------------------------------------------------- nodes to steps
 
-map_arg: Any = fx.node.map_arg
+map_arg: Function = fx.node.map_arg
 IN_PLACE: set[Operation] = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 SUMS: set[Operation] = {
     operator.add,
@@ -124,7 +124,7 @@ def steps_of(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
             )
         renamed[node] = node.name
         if _in_place(module, node) and node.args and isinstance(node.args[0], fx.Node):
-            # Later steps that read the argument see the value that was written into it.
+            # Later steps that use the argument get the value written into it.
             renamed[node.args[0]] = node.name
         sources = tuple(dict.fromkeys(_refs((args, kwargs))))
         step = Step(node.name, node.op, node.target, tuple(args), dict(kwargs), sources, node.meta["place"])
@@ -158,7 +158,7 @@ def _fork(steps: Mapping[str, Step], sum_: Step) -> Fork | None:
 
 
 def _chain(steps: Mapping[str, Step], constant: set[str], name: str) -> Iterator[str]:
-    """A step, the step that it takes its value from, and so on, as long as there is only one."""
+    """A step, the step that its value comes from, and so on, as long as there is only one."""
     while True:
         yield name
         sources = [source for source in steps[name].sources if source not in constant]
@@ -168,7 +168,7 @@ def _chain(steps: Mapping[str, Step], constant: set[str], name: str) -> Iterator
 
 
 def _constant(steps: Mapping[str, Step]) -> set[str]:
-    """Steps that no input of the network reaches."""
+    """Steps that do not depend on any input of the network."""
     constant: set[str] = set()
     for step in steps.values():
         if step.op != "placeholder" and constant.issuperset(step.sources):

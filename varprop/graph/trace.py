@@ -1,4 +1,4 @@
-"""The graph of a network with its own `forward`: taken with torch.fx on its first pass and kept, without any parameter."""
+"""The graph of a network with its own `forward`, traced with torch.fx on the first pass and then kept."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import itertools
 import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..methods.base import NoRuleError, Value, row
+from ..methods.base import Function, NoRuleError, Value, row
 from .steps import Step, steps_of
 
 
@@ -19,11 +18,11 @@ def is_torchs_own(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.")
 
 
-# ------------------------------------------------------------------------------------------------------------- one for each network
+# ---------------------------------------------------------------------------------------------- stored graphs
 
 
 class _Graphs:
-    """Every graph that was taken, as an attribute: `torch.compile` reads attributes of an object as they are, and guards them."""
+    """Holds every graph as an attribute, because `torch.compile` can read and guard attributes."""
 
 
 GRAPHS = _Graphs()
@@ -35,11 +34,12 @@ _PLAIN = (bool, int, float, str, type(None))
 def graph_name(
     module: nn.Module, kinds: tuple[type, ...], inputs: tuple[Value, ...], options: tuple[Value, ...]
 ) -> str:
-    """The attribute of `GRAPHS` that holds the module's steps; taken on first use and when the network has changed.
+    """The attribute of `GRAPHS` that holds the module's steps, traced on first use and after each change.
 
-    :param kinds: types of layers that have a rule of their own and are not looked into.
-    :param inputs: for each argument of `forward` True, or a tuple of one plain value, which the graph then has built in.
-    :param options: the same for arguments by name, as pairs.
+    :param kinds: types of layers that have a rule and are not traced into.
+    :param inputs: for each argument of `forward` True, or a tuple of one plain value, which becomes a
+        constant of the graph.
+    :param options: the same for keyword arguments, as pairs.
     """
     known = _names.setdefault(module, {})
     key = frozenset(kinds), inputs, options, tuple(_structure(module))
@@ -51,12 +51,12 @@ def graph_name(
     return known[key]
 
 
-# What `torch.compiler.assume_constant_result` does, which would import the compiler, two seconds of every start.
+# As `torch.compiler.assume_constant_result` does, without importing the compiler, which takes two seconds.
 graph_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _structure(module: nn.Module) -> Iterator[Hashable]:
-    """All that a graph depends on: the layers, and plain attributes that `forward` may read, `training` among them."""
+    """All that a graph depends on: layers, and plain attributes that `forward` may read (e.g. `training`)."""
     for name, part in module.named_modules():
         yield name, type(part)
         if not is_torchs_own(part):
@@ -75,13 +75,13 @@ class _Tracer(fx.Tracer):
         self,
         module: nn.Module,
         kinds: frozenset[type],
-        inputs: Sequence[Any],
-        options: Mapping[str, Any],
+        inputs: Sequence[Value],
+        options: Mapping[str, Value],
         opaque: set[str],
     ):
         super().__init__()
         self.kinds, self.inputs, self.options, self.opaque = kinds, inputs, options, opaque
-        # By identity, since in `functional_call` a parameter is any tensor.
+        # By identity, because `functional_call` may replace a parameter by any tensor.
         tensors = itertools.chain(module.named_parameters(), module.named_buffers())
         self.tensor_names = {id(tensor): name for name, tensor in tensors}
         self.places: list[str] = [""]
@@ -92,7 +92,9 @@ class _Tracer(fx.Tracer):
             return True
         return is_torchs_own(m) and not isinstance(m, nn.Sequential)
 
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self, m: nn.Module, forward: Function, args: tuple[Value, ...], kwargs: dict[str, Value]
+    ) -> Value:
         try:
             self.places.append(self.path_of_module(m))
         except NameError:  # made inside `forward`
@@ -105,12 +107,12 @@ class _Tracer(fx.Tracer):
         finally:
             self.places.pop()
 
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+    def create_node(self, *args: Value, **kwargs: Value) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         node.meta["place"] = self.places[-1]
         return node
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+    def getattr(self, attr: str, attr_val: Value, parameter_proxy_cache: dict[str, Value]) -> Value:
         name = self.tensor_names.get(id(attr_val)) if isinstance(attr_val, Tensor) else None
         if name is None:
             return attr_val
@@ -118,16 +120,16 @@ class _Tracer(fx.Tracer):
             parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
         return parameter_proxy_cache[name]
 
-    def create_arg(self, a: Any) -> Any:
+    def create_arg(self, a: Value) -> Value:
         # torch.fx would store a constant tensor in the user's module.
         if isinstance(a, Tensor) and id(a) not in self.tensor_names and a not in self.tensor_attrs:
             return a
         return super().create_arg(a)
 
     def create_args_for_root(
-        self, root_fn: Any, is_module: bool, concrete_args: Any = None
-    ) -> tuple[Any, list[Any]]:
-        def given(name: str, value: Any) -> Any:
+        self, root_fn: Function, is_module: bool, concrete_args: object = None
+    ) -> tuple[Function, list[Value]]:
+        def given(name: str, value: Value) -> Value:
             return self.create_proxy("placeholder", name, (), {}) if value is True else value[0]
 
         args = [given(f"input_{i}", value) for i, value in enumerate(self.inputs)]
@@ -137,18 +139,21 @@ class _Tracer(fx.Tracer):
         ]
 
 
-def _take(module: nn.Module, kinds: frozenset[type], inputs: Any, options: Any) -> tuple[Step, ...]:
+def _take(
+    module: nn.Module, kinds: frozenset[type], inputs: tuple[Value, ...], options: tuple[Value, ...]
+) -> tuple[Step, ...]:
     opaque: set[str] = set()
     while True:
         tracer = _Tracer(module, kinds, inputs, dict(options), opaque)
         try:
-            # What `forward` makes out of nothing, such as torch.arange(5), has to be real, whatever is traced around it.
+            # Constants made in `forward`, such as torch.arange(5), must be real even under an outer tracer.
             with _disable_current_modes():
                 return steps_of(module, tracer.trace(module))
         except Exception as error:
             if not tracer.failed:
                 raise _untraceable(module, error) from error
-            # A part that cannot be traced is left whole: it may be plain, and otherwise its own graph tells what is wrong.
+            # A part that cannot be traced becomes one step. If it turns out to be random, tracing it alone
+            # gives the error.
             opaque.add(tracer.failed)
 
 
@@ -157,7 +162,8 @@ def _untraceable(module: nn.Module, error: Exception) -> NoRuleError:
     child = next((name for name, _ in module.named_children()), "layer")
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return NoRuleError(
-        f"torch.fx cannot take the graph of {type(module).__module__}.{kind} ({reason}); write a rule for it that passes its parts through "
-        f"the method, as in\n\n    def rule(method, block, x):\n        return method(block.{child}, x)\n\n"
+        f"torch.fx cannot take the graph of {type(module).__module__}.{kind} ({reason}); "
+        "write a rule for it that passes its parts through the method, as in\n\n"
+        f"    def rule(method, block, x):\n        return method(block.{child}, x)\n\n"
         f"    method = method | {{{kind}: rule}}"
     )

@@ -1,4 +1,4 @@
-"""Walk the graph of a network: every step asks the method for its rule."""
+"""Walk the graph of a network, applying the method's rule at every step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from .trace import GRAPHS, graph_name, is_torchs_own
 
 @rule("by its graph", container=True)
 def network(method: Method, module: nn.Module, *inputs: Value, **options: Value) -> Value:
-    """The rule for every module without one of its own: its graph, step by step. Where nothing is random it just runs.
+    """The rule for every module without a more specific one: walk its graph, or just run it if nothing is
+    random.
 
-    Only the graph is kept from one pass to the next; parameters are read from the module at each pass.
+    Only the graph is kept between passes; parameters are read from the module at each pass.
     """
     if not is_random_value((inputs, options)) and next(posteriors(module), None) is None:
         return module(*inputs, **options)
@@ -40,7 +41,7 @@ def network(method: Method, module: nn.Module, *inputs: Value, **options: Value)
 
 @rule("plain")
 def plain(method: Method, function: Function, *args: Value, **options: Value) -> Value:
-    """A function of nothing random runs as it is."""
+    """A function of deterministic arguments just runs."""
     return function(*args, **options)
 
 
@@ -70,7 +71,7 @@ def walk(method: Method, module: nn.Module, inputs: tuple[Value, ...], options: 
 
 
 def _given(value: Value) -> Value:
-    """What a graph has to know of an argument: nothing, or a plain value, which it then has built in."""
+    """(value,) for a plain value, which becomes a constant of the graph; True for any other argument."""
     return (value,) if value is None or isinstance(value, bool | int | float | str) else True
 
 
@@ -106,7 +107,7 @@ def _function(method: Method, place: Place, args: Value, options: Value) -> Valu
 
 
 def _attribute(method: Method, module: nn.Module, path: str) -> Value:
-    """A parameter, buffer or other attribute that `forward` reads; a random weight comes with its variance."""
+    """A parameter, buffer or other attribute that `forward` reads; a random weight keeps its variance."""
     owner_path, _, name = path.rpartition(".")
     owner = module.get_submodule(owner_path)
     value = getattr(owner, name)
@@ -120,4 +121,4 @@ def _attribute(method: Method, module: nn.Module, path: str) -> Value:
 
 
 NETWORKS: Table = {**FUNCTIONS, nn.Module: network}
-"""What a method needs for networks with their own `forward`, beside its rules for layers."""
+"""What a method needs for networks with their own `forward`, in addition to its rules for layers."""

@@ -1,7 +1,8 @@
-"""Is the posterior that was trained the one that predicts? A method's own moments against exact ones and Monte Carlo.
+"""Is the trained posterior the one that predicts? A method's moments against exact moments and Monte Carlo.
 
-VBP gives no variance to a unit whose mean is negative, whatever the variances of its weights. Trained without a price on
-that, it reports good predictions from weights that no ReLU network could predict with (`docs/trust.md`).
+VBP gives no variance to a unit whose mean is negative, whatever the variances of its weights. Trained without
+a penalty on this, it reports good predictions from weights with which no ReLU network could predict well
+(`docs/trust.md`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Scores:
 
     log_likelihood: float
     std: float
-    """Mean predicted standard deviation: of the target for numbers, of the network's output for anything else."""
+    """Mean predicted standard deviation: of the target in regression, else of the network's output."""
     rmse: float | None = None
     error: float | None = None
     """Share of wrong classes or labels."""
@@ -44,32 +45,32 @@ class Scores:
 
 @dataclass(frozen=True)
 class Units:
-    """What became of the units of one layer."""
+    """The state of the units of one layer after training."""
 
     layer: str
     idle: float
-    """Share of the units that are closed on nearly all data while their weights' variances are those of the prior."""
+    """Share of the units that are closed on nearly all data, with weight variances as in the prior."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """A posterior's predictions by the method's own moments, by exact ones and by Monte Carlo; prints as a table."""
+    """Predictions by the method's own moments, by exact moments and by Monte Carlo; prints as a table."""
 
     own: Scores
     exact: Scores
-    """By exact moments: of the activations for one hidden layer, by `correlated`, the best closed form, for deeper ones."""
+    """By exact moments for one hidden layer; for other networks by `correlated`, the best closed form."""
     sampled: Scores | None
-    """By networks sampled from the posterior; None where `exact` is exact."""
+    """By Monte Carlo samples of the weights; None if `exact` is exact."""
     gate_kl: float
-    """Divergence of the gates for each data point, per unit of slope (Eq. 12)."""
+    """KL divergence of the gates for each data point, per unit of slope (Eq. 12)."""
     layers: tuple[Units, ...]
     tolerance: float
     exact_activations: bool = False
-    """Whether the method's own activations are exact, so that only correlations can make a difference."""
+    """Whether the method's own activations are exact, so that any gap comes from correlations."""
 
     @property
     def gap(self) -> float:
-        """Log-likelihood that the method claims beyond what its posterior has, in nats a data point."""
+        """Log-likelihood claimed by the method in excess of its posterior's, in nats per data point."""
         return self.own.log_likelihood - (self.sampled or self.exact).log_likelihood
 
     @property
@@ -78,13 +79,16 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        judge = "the sampled networks" if self.sampled else "the exact moments"
-        apart = f"own moments and {judge} are {abs(self.gap):.3f} nats a data point apart (tolerance {self.tolerance:g})"
+        judge = "the Monte Carlo samples" if self.sampled else "the exact moments"
+        distance = f"{abs(self.gap):.3f} nats per data point apart (tolerance {self.tolerance:g})"
+        apart = f"own moments and {judge} are {distance}"
         if self.consistent:
             return f"Consistent: {apart}."
         if self.exact_activations:
-            return f"NOT consistent: {apart}. Correlations matter in this network: predict with vp.correlated(net, x)."
-        return f"NOT consistent: {apart}. Neither sample weights from this posterior nor prune by it; train with vp.DVI."
+            advice = "Correlations matter in this network: predict with vp.correlated(net, x)."
+        else:
+            advice = "Neither sample weights from this posterior nor prune by it; train with vp.DVI."
+        return f"NOT consistent: {apart}. {advice}"
 
     def __str__(self) -> str:
         shown = {"own moments": self.own, "exact moments": self.exact, "Monte Carlo": self.sampled}
@@ -95,7 +99,7 @@ class Audit:
         for row, scores in shown.items():
             if scores is not None:
                 lines.append("".join([f"{row:16}", *(f"{getattr(scores, name):16.4f}" for name in names)]))
-        lines.append(f"divergence of the gates: {self.gate_kl:.3g} nats a data point, per unit of slope")
+        lines.append(f"divergence of the gates: {self.gate_kl:.3g} nats per data point, per unit of slope")
         lines += [
             f"layer {units.layer}: {units.idle:.0%} of its units are closed with variances at the prior"
             for units in self.layers
@@ -109,11 +113,12 @@ def audit(
 ) -> Audit:
     """Compare what a trained network predicts with what the same posterior predicts by exact moments.
 
-    With one hidden layer of linear units the exact moments of the activations give those of the output. In any other network
-    activations are correlated, and networks sampled from the posterior decide.
+    With one hidden layer of linear units the exact moments of the activations give those of the output. In
+    any other network activations are correlated, and Monte Carlo samples of the weights decide.
 
-    :param samples: how many networks to sample, where they are needed.
-    :param tolerance: difference in log-likelihood, in nats a data point, up to which the two count as equal.
+    :param samples: number of Monte Carlo samples, if they are needed.
+    :param tolerance: difference in log-likelihood, in nats per data point, up to which the two count as
+        equal.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=100)
@@ -122,11 +127,12 @@ def audit(
     """
     if not len(x) == len(y) > 0:
         raise ValueError(
-            f"audit: needs a target for each input and at least one, got {len(x)} inputs and {len(y)} targets."
+            "audit: needs at least one input and a target for each input, "
+            f"got {len(x)} inputs and {len(y)} targets."
         )
     if next(posteriors(elbo.net), None) is None:
         raise ValueError(
-            "audit: the network has no random weights, and so no posterior; make them with variational(net)."
+            "audit: the network has no random weights, and so no posterior; call variational(net) first."
         )
     training = elbo.training
     elbo.eval()
@@ -134,7 +140,7 @@ def audit(
         method = elbo.method
         exact = DVI if method.samples or method.deterministic else method | EXACT
         seen = _Seen(elbo, exact if method.samples else method, x)
-        # Plain networks with the same weights compute something else than a method that scales its sums.
+        # A method that scales its sums computes a different function from the plain network with its weights.
         deep = not seen.one_hidden_layer and not method.scaled
         own = (
             _sampled(elbo, _passes(elbo, samples, seed), x)
@@ -152,10 +158,10 @@ def audit(
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ predictions
+# ------------------------------------------------------------------------------------------------ predictions
 
 Predicted = tuple[Predictive, Tensor]
-"""A prediction, and the standard deviation of the network's output."""
+"""A prediction and the standard deviation of the network's output."""
 
 
 def _in_one_pass(elbo: ELBO, method: Callable[..., Activation], x: Tensor) -> Predicted:
@@ -167,7 +173,7 @@ def _in_one_pass(elbo: ELBO, method: Callable[..., Activation], x: Tensor) -> Pr
 
 
 def _sampled(elbo: ELBO, outputs: Callable[[Tensor], Tensor], x: Tensor) -> Predicted:
-    """Numbers by the moments of the samples, as a method would give them; classes by their average probabilities."""
+    """In regression by the moments of the samples, as a method gives them; else by average probabilities."""
 
     def predicted(f: Tensor) -> Predicted:
         moments = Gaussian.of(f.mean(0), f.var(0))
@@ -180,7 +186,7 @@ def _sampled(elbo: ELBO, outputs: Callable[[Tensor], Tensor], x: Tensor) -> Pred
 
 
 def _passes(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]:
-    """Passes of a method that samples."""
+    """Passes of a sampling method."""
 
     def outputs(x: Tensor) -> Tensor:
         with torch.random.fork_rng():
@@ -191,7 +197,7 @@ def _passes(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]:
 
 
 def _networks(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]:
-    """Plain networks sampled from the posterior, the same ones for every part of the data."""
+    """Plain passes with weights sampled from the posterior, the same samples for every part of the data."""
 
     def run(weights: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(elbo.net, weights, (x,))
@@ -222,11 +228,11 @@ def _scores(predicted: Predicted, y: Tensor) -> Scores:
     return Scores(fit, std.mean().item())
 
 
-# ---------------------------------------------------------------------------------------------- what a pass shows
+# -------------------------------------------------------------------------------------------- watching a pass
 
 
 class _Seen:
-    """What a pass over the data shows of the gates, of the layers before them, and of the network's depth."""
+    """What a pass over the data reveals about the gates, the layers before them, and the network's depth."""
 
     def __init__(self, elbo: ELBO, method: Method, x: Tensor) -> None:
         self.gate_kl, self.one_hidden_layer = 0.0, True
@@ -255,7 +261,7 @@ class _Seen:
         return call.output
 
     def _count(self, call: Call) -> None:
-        """One elementwise activation and one linear layer on random rows keep all entries independent up to the output."""
+        """One elementwise activation and one linear layer keep the entries independent up to the output."""
         gain = (
             None if call.rule.gain is None or not isinstance(call.output, Gaussian) else call.rule.gain(call)
         )
@@ -278,7 +284,7 @@ class _Seen:
 
 
 def _by_unit(layer: nn.Module, t: Tensor) -> Tensor:
-    """A tensor of the layer's outputs with one column for each unit or channel."""
+    """The layer's outputs with one column for each unit or channel."""
     return (t if isinstance(layer, nn.Linear) else t.movedim(1, -1)).flatten(0, -2)
 
 
@@ -286,7 +292,8 @@ def _by_unit(layer: nn.Module, t: Tensor) -> Tensor:
 def _at_prior(prior: Prior, layer: nn.Module) -> Tensor:
     """Whether the variances of the weights into each unit are those that the prior alone would give.
 
-    For a normal prior s²/σ² = 1 + 2 dKL/d log s²; whatever the prior, the derivative vanishes where nothing else holds the variance.
+    For a normal prior s²/σ² = 1 + 2 dKL/d log s²; for any prior the derivative vanishes if nothing else
+    affects the variance.
     """
     q = next(q for _, q in posteriors(layer))
     logvar = q.logvar.detach().expand_as(q.mean).clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""What a method makes of a network: a table of its operations, what each rule is, and where cost and variance arise."""
+"""A table of a network's operations under a method: the rule of each, and where cost and variance arise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..gaussian import Activation, Gaussian
-from ..graph.residual import covariance, stands_for
+from ..graph.residual import covariance, layer_call
 from ..graph.steps import Place, Ref
 from ..graph.walk import walk
 from ..methods.base import Call, Kind, Method, Value, is_random_value, row
@@ -28,7 +28,7 @@ class Operation:
     """A row of a summary."""
 
     place: str
-    """The path of the layer, or of the module that a function stands in."""
+    """The path of the layer, or of the module that calls the function."""
     name: str
     kind: Kind
     parameters: int = 0
@@ -37,19 +37,19 @@ class Operation:
     flops: float = 0.0
     """Share of the matrix products and convolutions of a pass."""
     variance: float | None = None
-    """Share of the output's variance that goes when the layer's weights are certain; None without random weights."""
+    """Share of the output's variance lost with the layer's weights fixed; None without random weights."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The operations of a network in their order; prints as a table."""
+    """The operations of a network in order; prints as a table."""
 
     method: str
     operations: Sequence[Operation]
 
     @property
     def independent(self) -> list[Operation]:
-        """Operations whose operands are correlated and are taken as independent."""
+        """Operations whose operands are correlated but assumed independent."""
         return [operation for operation in self.operations if operation.kind == INDEPENDENT]
 
     def __rich__(self) -> Table:
@@ -83,11 +83,12 @@ class Summary:
 
 @torch.no_grad()
 def summary(net: nn.Module, method: Method, x: Activation) -> Summary:
-    """Every operation of a network on an input: its rule and how good it is, parameters, cost, and share of the variance.
+    """List the operations of a network with their rules, parameters, cost and share of the variance.
 
-    "Exact" and "approximate" are said of one operation whose inputs are independent. "corrected" is a sum of correlated
-    values with their covariance (Eq. 41), "independent" a sum or product whose correlated operands are taken as independent.
-    Variances of layers multiply, so the shares need not sum to one.
+    "exact" and "approximate" refer to a single operation with independent inputs. "corrected" is a sum of
+    correlated values that includes their covariance (Eq. 41); "independent" is a sum or product whose
+    correlated operands are assumed independent. Variances of layers multiply, so the shares need not sum to
+    one.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> [(row.place, str(row.kind)) for row in vp.summary(net, vp.DVI, torch.randn(5, 2)).operations]
@@ -114,7 +115,7 @@ def summary(net: nn.Module, method: Method, x: Activation) -> Summary:
 
 
 class _Recorder:
-    """Watches the calls of one walk, and writes a row for each."""
+    """Watches the calls of one walk and records a row for each."""
 
     def __init__(self, net: nn.Module, counter: FlopCounterMode) -> None:
         self.net, self.counter, self.counted = net, counter, 0
@@ -136,7 +137,7 @@ class _Recorder:
 
     def _origins(self, place: Place, name: str) -> set[str]:
         """The random values and random layers that the value of a step depends on."""
-        if name not in self.origins:  # an input or a parameter, which no rule has made
+        if name not in self.origins:  # an input or a parameter, not the output of a rule
             self.origins[name] = {name} if is_random_value(place.values[name]) else set()
         return self.origins[name]
 
@@ -151,7 +152,7 @@ class _Recorder:
     def _kind(self, call: Call, place: Place) -> Kind:
         if not (is_random_value(call.output) or call.method.samples):
             return Kind("plain")
-        rule = stands_for(call).rule
+        rule = layer_call(call).rule
         known = Kind(rule.kind, rule.equation)
         if not rule.takes_independent:
             return known

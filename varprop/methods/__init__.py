@@ -1,4 +1,4 @@
-"""How activations travel through a network: one table of rules for each method."""
+"""How activations pass through a network: one table of rules for each method."""
 
 from .base import Call, Method, NoRuleError, Rule
 from .noise import unexplained

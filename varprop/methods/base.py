@@ -1,9 +1,9 @@
-"""A method is a table of rules: how an activation passes through each type of layer and each torch function."""
+"""A method is a table of rules: how activations pass through each type of layer and each torch function."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from .noise import Noise
 
 Value: TypeAlias = Any
-"""What a rule takes and returns: a Tensor, a Gaussian, a tuple of them, or whatever else a `forward` computes with."""
+"""What a rule takes and returns: a Tensor, a Gaussian, a tuple of them, or any other value in a `forward`."""
 Function: TypeAlias = Callable[..., Value]
 Operation: TypeAlias = nn.Module | Function | str
 """What a rule is applied to: a layer, a torch function, or a tensor method by its name."""
 Key: TypeAlias = type[nn.Module] | Function | str
 Gain: TypeAlias = Tensor | float
 Watch: TypeAlias = Callable[["Call"], Value]
-"""Called after each rule with the call; what it returns takes the place of the output."""
+"""Called after each rule with the call; its return value replaces the output."""
 
 
 class NoRuleError(TypeError):
-    """A method met an operation that its table has no rule for."""
+    """The method's table has no rule for an operation of the network."""
 
 
 class Kind(NamedTuple):
-    """How good a rule is, in a word, and its equation in docs/maths.md where it has one."""
+    """How accurate a rule is, in a word, and its equation in docs/maths.md if it has one."""
 
     word: str
     equation: int | None = None
@@ -44,35 +44,38 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How an activation passes through an operation, and everything the library has to know about it.
+    """How an activation passes through an operation, with everything the library needs to know about it.
 
-    A plain function in a table counts as `Rule(function)`: it computes moments and says nothing about itself.
+    A plain function in a table is treated as `Rule(function)`: it computes moments and states nothing else.
 
     >>> def double(method, module, x): return x * 2.0
     >>> rule = vp.Rule(double, kind="exact", gain=lambda call: 2.0)
     """
 
     apply: Function
-    """apply(method, operation, *inputs, **options) -> output. The operation is the layer or the torch function."""
+    """apply(method, operation, *inputs, **options) -> output, for a layer or a torch function."""
     kind: str = "your own"
-    """"exact", "approximate", "sampled", ...: said of the operation alone, with independent inputs."""
+    """"exact", "approximate", "sampled", ...: about this operation alone, given independent inputs."""
     equation: int | None = None
     gain: Callable[[Call], Gain | nn.Module | tuple[Gain, Gain] | None] | None = None
-    """E[∂y/∂x] of each entry, so that Cov(y, x) = gain · Var[x] (Eq. 42): an elementwise gain, a layer whose mean matrix it
-    is, a pair for the two terms of a sum, or None where it is not known. Residual sums and `vp.correlated` use it."""
-    noise: Callable[[Noise, Call], Gaussian] | None = None
-    """What the operation adds to the first-order variance of `vp.correlated` (Eq. 50): the output with this noise."""
-    knots: Callable[[nn.Module], Sequence[float]] | None = None
-    """Where a piecewise-linear unit switches: each knot is a gate of VBP."""
-    layer: Callable[..., nn.Module] | None = None
-    """For a function, layer(x, *args, **options) is the layer that computes the same; its rule then speaks for this one."""
-    takes_independent: bool = False
-    """Whether two random operands are taken as independent, so that correlated ones make the rule approximate."""
-    container: bool = False
-    """Whether a graph shows the module's parts one by one instead of the module."""
+    """E[∂y/∂x] of each entry, so that Cov(y, x) = gain · Var[x] (Eq. 42).
 
-    def __reduce__(self) -> Any:
-        """By name for a rule made with a decorator, as functions are pickled; else by its fields."""
+    It is an elementwise gain, a layer whose mean matrix is the gain, a pair for the two terms of a sum, or
+    None if it is unknown. Residual sums and `vp.correlated` use it."""
+    noise: Callable[[Noise, Call], Gaussian] | None = None
+    """Returns the output with the noise that the operation adds to the first-order variance of
+    `vp.correlated` (Eq. 50)."""
+    knots: Callable[[nn.Module], Sequence[float]] | None = None
+    """Where a piecewise-linear activation changes slope: each knot is a gate of VBP."""
+    layer: Callable[..., nn.Module] | None = None
+    """For a function: layer(x, *args, **options) builds the equivalent layer, whose rule then applies."""
+    takes_independent: bool = False
+    """Whether two random operands are assumed independent; the rule is approximate where they are not."""
+    container: bool = False
+    """Whether a graph shows the parts of the module instead of the module itself."""
+
+    def __reduce__(self) -> tuple[Callable[..., Rule], tuple[Value, ...]]:
+        """Pickle a decorated rule by its name, as functions are pickled, and any other rule by its fields."""
         home = getattr(self.apply, "rule_of", None)
         if home is not None and getattr(sys.modules[home[0]], home[1], None) is self:
             return _by_name, home
@@ -80,6 +83,8 @@ class Rule:
 
 
 Table: TypeAlias = dict[Key, Rule]
+Rules: TypeAlias = Mapping[Any, Rule | Function]
+"""A table as users write it: any subset of the keys, and plain functions as rules."""
 
 
 def _by_name(module: str, name: str) -> Rule:
@@ -88,8 +93,8 @@ def _by_name(module: str, name: str) -> Rule:
     return found
 
 
-def rule(kind: str, equation: int | None = None, **facts: Any) -> Callable[[Function], Rule]:
-    """Decorator: the function becomes a Rule with these facts.
+def rule(kind: str, equation: int | None = None, **facts: Value) -> Callable[[Function], Rule]:
+    """Decorator that turns a function into a Rule with these facts.
 
     >>> @rule("exact", equation=1)
     ... def passed(method, module, x):
@@ -105,8 +110,8 @@ def rule(kind: str, equation: int | None = None, **facts: Any) -> Callable[[Func
     return decorated
 
 
-def on_random(kind: str, equation: int | None = None, **facts: Any) -> Callable[[Function], Rule]:
-    """Decorator like `rule`, for a layer without weights: on a deterministic input the layer itself runs."""
+def on_random(kind: str, equation: int | None = None, **facts: Value) -> Callable[[Function], Rule]:
+    """Decorator like `rule` for a layer without weights: on a deterministic input the layer itself runs."""
 
     def decorated(apply: Function) -> Rule:
         @wraps(apply)
@@ -124,7 +129,7 @@ def as_rule(entry: Rule | Function) -> Rule:
 
 @dataclass(frozen=True)
 class Call:
-    """A rule that was applied: to what, and with which result."""
+    """One application of a rule: to which operation and inputs, and with which output."""
 
     method: Method
     rule: Rule
@@ -133,7 +138,7 @@ class Call:
     options: Mapping[str, Value]
     output: Value
     place: Place | None = None
-    """Where in a network's graph; None for a call outside of one."""
+    """The position in a network's graph; None for a call outside a graph."""
 
     @property
     def x(self) -> Value:
@@ -142,12 +147,12 @@ class Call:
 
     @property
     def module(self) -> nn.Module:
-        """The operation, for a rule of layers."""
+        """The operation of a layer rule."""
         assert isinstance(self.operation, nn.Module)
         return self.operation
 
     def again(self, *args: Value, **options: Value) -> Value:
-        """The same rule on other inputs, unwatched."""
+        """The same rule applied to other inputs, without a watch function."""
         return self.rule.apply(self.method.watching(None), self.operation, *args, **options)
 
 
@@ -155,7 +160,8 @@ class Call:
 class Method:
     """A table {layer type, torch function or name of a tensor method: rule}.
 
-    A rule takes (method, module, x) or (method, function, *arguments) and returns the output. `|` adds or replaces rules.
+    A rule takes (method, module, x) or (method, function, *arguments) and returns the output.
+    `|` adds or replaces rules.
 
     >>> method = vp.VBP | {torch.cumsum: lambda method, cumsum, x, dim: x.map(lambda t: cumsum(t, dim))}
     >>> class Sums(nn.Module):
@@ -165,30 +171,31 @@ class Method:
     """
 
     name: str
-    rules: Mapping[Any, Rule | Function]
+    rules: Rules
     slope: float | None = None
-    """Sharpness of the gates of a method that has them (infinite for the step); None without gates."""
+    """Slope of the gates (infinite for the step function); None for a method without gates."""
     samples: bool = False
-    """Whether a pass draws a Monte Carlo sample: predictions then are averages over passes."""
+    """Whether a pass draws a Monte Carlo sample; predictions are then averages over passes."""
     deterministic: bool = False
-    """Whether every weight stays at its mean."""
+    """Whether every weight is fixed at its mean."""
     scaled: bool = False
-    """Whether layers divide their sums by √n, so that the plain network with the same weights computes something else."""
+    """Whether layers divide their sums by √n, so that the plain network with the same weights computes a
+    different function."""
     key: str | None = None
-    """The name in `METHODS` of a method as the library has it; None once a rule was added or replaced."""
+    """The name in `METHODS` of an unchanged library method; None once a rule is added or replaced."""
     watch: Watch | None = field(default=None, repr=False)
 
     def __call__(self, module: nn.Module, *x: Value, **options: Value) -> Value:
         return self.run(self.rule(module), module, x, options)
 
-    def __or__(self, rules: Mapping[Any, Rule | Function]) -> Method:
+    def __or__(self, rules: Rules) -> Method:
         return replace(self, rules={**self.rules, **rules}, key=None if rules else self.key)
 
     def __deepcopy__(self, memo: object) -> Method:
-        return self  # a value
+        return self  # immutable
 
     def watching(self, watch: Watch | None) -> Method:
-        """The same method; `watch` sees every rule that it applies."""
+        """The same method, calling `watch` after every rule that it applies."""
         return replace(self, watch=watch)
 
     def run(
@@ -199,7 +206,7 @@ class Method:
         options: Mapping[str, Value],
         place: Place | None = None,
     ) -> Value:
-        """Apply a rule, and show the call to whoever watches."""
+        """Apply a rule, then call the watch function if there is one."""
         function: Value = operation
         if isinstance(operation, str):
             function = getattr(Tensor if is_random_value(args) else type(args[0]), operation)
@@ -209,37 +216,37 @@ class Method:
         return self.watch(Call(self, rule, operation, args, options, output, place))
 
     def rule(self, module: nn.Module) -> Rule:
-        """The rule of the module's type or, where it inherits `forward` unchanged, of a base class."""
+        """The rule for the module's type or, if `forward` is inherited unchanged, for a base class."""
         key = row(self.rules, module)
         if key is None:
             raise missing(self, module)
         return as_rule(self.rules[key])
 
     def function_rule(self, function: Function | str) -> Rule | None:
-        """The rule of a function, or of a tensor method by its name; else that of the torch function of this name."""
+        """The rule for a function or tensor method, else for the torch function of the same name."""
         entry = self.rules.get(function, self.rules.get(in_torch(function)))
         return None if entry is None else as_rule(entry)
 
 
 def in_torch(function: Function | str) -> Function | None:
-    """The function of `torch` that has the name of a tensor method, or of a function such as F.max_pool2d."""
+    """The function of `torch` with the same name as a tensor method or a function such as F.max_pool2d."""
     if isinstance(function, str):
         return getattr(torch, function, None)
     inside = str(getattr(function, "__module__", None)).startswith("torch.")
     return getattr(torch, function.__name__, None) if inside else None
 
 
-def row(keys: Mapping[Any, object] | frozenset[type], module: nn.Module) -> type[nn.Module] | None:
-    """The type among `keys` that speaks for a module: its own, or a base class whose `forward` it inherits."""
-    kind: Any = type(module)
+def row(keys: Container[object], module: nn.Module) -> type[nn.Module] | None:
+    """The key that applies to a module: its own type, or a base class whose `forward` it inherits."""
+    kind = type(module)
     for base in kind.__mro__:
-        if base in keys and (base is nn.Module or base.forward is kind.forward):
+        if base in keys and (base is nn.Module or getattr(base, "forward", None) is kind.forward):
             return base
     return None
 
 
 def missing(method: Method, operation: Operation, detail: str = "") -> NoRuleError:
-    """The error for an operation without a rule: it names the operation and the line that would add one."""
+    """The error for an operation without a rule: it names the operation and shows how to add a rule."""
     if isinstance(operation, nn.Module):
         kind = type(operation)
         name, key, arguments = f"{kind.__module__}.{kind.__name__}", kind.__name__, "module, x"
@@ -263,7 +270,7 @@ def sequential(method: Method, module: nn.Sequential | nn.ModuleList, x: Activat
 
 
 def is_random_value(value: Value) -> bool:
-    """Whether a value, or anything in a list, tuple or dictionary of values, is a Gaussian."""
+    """Whether a value, or any item of a list, tuple or dictionary, is a Gaussian."""
     if isinstance(value, dict):
         return is_random_value(tuple(value.values()))
     if isinstance(value, tuple | list):

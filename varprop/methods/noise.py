@@ -1,7 +1,9 @@
-"""What operations add to the first-order variance of a network: second-order terms, and what is shared between positions.
+"""What operations add to the first-order variance of a network: second-order terms and terms shared by
+positions.
 
-`vp.correlated` follows every source of randomness to the output by the Jacobian of the mean. A rule whose output is not
-linear in its random inputs states here what is left: independent noise, or noise that positions have in common.
+`vp.correlated` propagates every source of randomness to the output by the Jacobian of the mean. For a rule
+whose output is not linear in its random inputs, the functions here give the remainder: independent noise, or
+noise that positions have in common.
 """
 
 from __future__ import annotations
@@ -19,18 +21,19 @@ from ..posterior import is_random, posteriors
 from .base import Call, Method, Rule, Value
 
 TOGETHER = 0.5
-"""Correlation of the deviations of one feature at two positions that share weights: halfway between none and one (Eq. 51)."""
+"""Correlation of the deviations of one feature at two positions that share weights: midway between 0 and 1
+(Eq. 51)."""
 
 
 class Noise:
-    """The noise of one pass: its variances, and for each a shift of the mean, by default zero, to differentiate by."""
+    """The noise of one pass: its variances, and for each a shift of the mean to differentiate by."""
 
     def __init__(self, alone: set[nn.Module], shifts: Sequence[Tensor] | None = None) -> None:
         self.alone, self.variances = alone, list[Tensor]()
         self._shifts = None if shifts is None else iter(shifts)
 
     def shift(self, var: Tensor) -> Tensor:
-        """Note a noise variance and return the shift that stands for the noise."""
+        """Record a noise variance and return the shift that represents the noise."""
         self.variances.append(var)
         return torch.zeros_like(var) if self._shifts is None else next(self._shifts)
 
@@ -42,12 +45,13 @@ class Noise:
         return [self.added(a, a.var) if isinstance(a, Gaussian) else a for a in x]
 
     def watch(self, call: Call) -> Value:
-        """Add the noise of a call, where its rule states it."""
+        """Add the noise of a call if its rule states one."""
         return call.output if call.rule.noise is None else call.rule.noise(self, call)
 
 
 class Bound(nn.Module):
-    """A module whose `forward` passes it through a method or a rule, so that `functional_call` can replace its weights."""
+    """A wrapper whose `forward` passes a network through a method or a rule, so that `functional_call` can
+    replace its weights."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -58,7 +62,7 @@ class Bound(nn.Module):
 
 
 def unexplained(noise: Noise, call: Call) -> Gaussian:
-    """For an elementwise operation: the variance that its mean slope does not explain, Var[y] - gain² Var[x] (Eq. 50)."""
+    """For an elementwise operation: the variance beyond its mean slope, Var[y] - gain² Var[x] (Eq. 50)."""
     x, y = call.x, call.output
     gain = None if call.rule.gain is None or not isinstance(x, Gaussian) else call.rule.gain(call)
     if not isinstance(gain, Tensor | float):
@@ -67,7 +71,7 @@ def unexplained(noise: Noise, call: Call) -> Gaussian:
 
 
 def of_products(noise: Noise, call: Call) -> Value:
-    """A product of two random values: the product of their deviations (Eq. 50)."""
+    """For a product of two random values: the product of their deviations (Eq. 50)."""
     a, b, *rest = call.args
     if a is b or not (isinstance(a, Gaussian) and isinstance(b, Gaussian)):
         return call.output
@@ -79,7 +83,7 @@ def of_products(noise: Noise, call: Call) -> Value:
 
 
 def of_averages(noise: Noise, call: Call) -> Value:
-    """Positions that are averaged came from the same weights: in part they deviate together (Eq. 51)."""
+    """For an average over positions, which share weights: their deviations are partly in common (Eq. 51)."""
     x, y, average = call.x, call.output, call.operation
     if not isinstance(x, Gaussian):
         return y
@@ -90,9 +94,9 @@ def of_averages(noise: Noise, call: Call) -> Value:
 
 
 def of_weights(noise: Noise, call: Call) -> Value:
-    """A layer with random weights: deviations of its weights times deviations of its input (Eq. 50).
+    """For a layer with random weights: deviations of its weights times deviations of its input (Eq. 50).
 
-    A layer that one example passes only once has independent outputs, and all of its variance is noise.
+    A layer that is applied once per example has independent outputs, and all of its variance is noise.
     """
     layer, x, y = call.module, call.x, call.output
     if layer in noise.alone:
@@ -106,7 +110,7 @@ def of_weights(noise: Noise, call: Call) -> Value:
 
 
 def _shared(noise: Noise, call: Call, y: Gaussian) -> Gaussian:
-    """The part of the second order that positions have in common, because they share the weights (Eq. 51)."""
+    """The part of the second-order term that positions have in common because they share weights (Eq. 51)."""
     layer = call.module
     weight = dict(posteriors(layer))["weight"]
     shift = {"net.weight": noise.shift(TOGETHER * weight.var.expand_as(weight.mean))}

@@ -1,5 +1,7 @@
-"""All methods side by side. They share the moments of linear layers, smooth activations, averages, normalisation, attention
-and recurrence, and differ in what a piecewise-linear unit and a maximum do to a mean and a variance.
+"""All methods side by side.
+
+They share the moments of linear layers, smooth activations, averages, normalisation, attention and
+recurrence, and differ in what a piecewise-linear activation and a maximum do to a mean and a variance.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from .rules.shape import SHAPE
 CONTAINERS: Table = {nn.Sequential: sequential, nn.ModuleList: sequential}
 LAYERS: Table = LINEAR | EMBEDDING | ACTIVATIONS | POOLING | SHAPE | NORMALISATION | ATTENTION | RECURRENT
 MOMENTS: Table = CONTAINERS | LAYERS | NETWORKS
-"""Mean and variance through everything in which methods agree. A method of your own starts from it."""
+"""Rules for mean and variance that all moment methods share. Start your own method from this table."""
 
 GATED: Table = {
     **piecewise_by(gated),
@@ -49,23 +51,26 @@ ANCHORED: Table = {
 }
 
 VBP = Method("VBP", MOMENTS | GATED, slope=math.inf, key="vbp")
-"""Variance Back-Propagation (Haussmann, Hamprecht and Kandemir 2019): a ReLU is the Heaviside gate of its mean."""
+"""Variance Back-Propagation (Haussmann, Hamprecht and Kandemir 2019): a ReLU is a step gate of its mean."""
 
 DVI = Method("DVI", MOMENTS | EXACT, key="dvi")
-"""Deterministic variational inference (Wu et al. 2019), diagonal form: a ReLU has the moments of a rectified normal."""
+"""Deterministic variational inference (Wu et al. 2019), diagonal: a ReLU gives rectified-normal moments."""
 
 CVBP = Method("CVBP", MOMENTS | ANCHORED, slope=math.inf, key="cvbp")
-"""Consistent VBP: VBP's means, which are the plain network's, and variances that count what its gates leave out.
+"""Consistent VBP: VBP's means, which are the plain network's, with variances that include what its gates
+leave out.
 
-VBP gives a closed unit no variance, and training without a price on the gates then returns its weights to the prior. Here a
-closed unit pays for its weights: its variance is the mean squared deviation of the true activation from the gate's value.
+VBP gives a closed unit no variance, so training without a penalty on the gates returns its weights to the
+prior. Here the variance of a closed unit still depends on its weights: it is the mean squared deviation of
+the true activation from the gate's value.
 """
 
 
 def vbp(slope: float = math.inf) -> Method:
-    """VBP with gates Bernoulli(sigmoid(slope·E[f])) (Eq. 4). In the limit, `VBP`, a unit passes mean and variance or neither.
+    """VBP with gates Bernoulli(sigmoid(slope·E[f])) (Eq. 4).
 
-    A maximum is taken by the limit of its gate whatever the slope (Eq. 7).
+    In the limit of an infinite slope, `VBP`, a unit passes both mean and variance or neither. A maximum uses
+    the limit of its gate for every slope (Eq. 7).
 
     >>> vp.vbp(slope=100.0)(nn.ReLU(), vp.Gaussian(torch.zeros(1), torch.ones(1))).var
     tensor([0.5000])
@@ -75,31 +80,32 @@ def vbp(slope: float = math.inf) -> Method:
     return VBP if math.isinf(slope) else replace(VBP, name=f"VBP(slope={slope:g})", slope=slope)
 
 
-# ------------------------------------------------------------------------------------ probabilistic backpropagation
+# ------------------------------------------------------------------------------ probabilistic backpropagation
 
 
 def scale(layer: Layer) -> float:
-    """1/√n, where n counts what an output of the layer sums over, its bias included."""
+    """1/√n, where n is the number of terms that an output of the layer sums, its bias included."""
     return 1 / math.sqrt(fan_in(layer) + (layer.bias is not None))
 
 
 @rule("exact", 26, noise=of_weights)
 def scaled(method: Method, layer: Layer, x: Activation) -> Activation:
-    """(W x + b)/√n (Eq. 26): a bias is one more weight, on an input that is always 1."""
+    """(W x + b)/√n (Eq. 26): the bias is one more weight, with a constant input of 1."""
     return affine.apply(method, layer, x) * scale(layer)
 
 
 PBP = Method("PBP", {**DVI.rules, **dict.fromkeys(LINEAR, scaled)}, scaled=True, key="pbp")
-"""Probabilistic backpropagation (Hernández-Lobato and Adams 2015), its forward pass: DVI with every sum scaled to unit size."""
+"""Forward pass of probabilistic backpropagation (Hernández-Lobato and Adams 2015): DVI with sums over √n."""
 
 
-# --------------------------------------------------------------------------------------------- sampling, and neither
+# --------------------------------------------------------------------------- sampled and deterministic passes
 
 
 def _sampled(moments: Rule, method: Method, module: nn.Module, *x: Activation) -> Tensor:
     """A sample of the layer's output given its input (Eq. 19).
 
-    A convolution samples each position by itself: the marginals are right, the correlation of positions is lost.
+    A convolution samples each position separately: the marginals are right, the correlation of positions is
+    lost.
     """
     return _sample(moments.apply(method, module, *[_sample(a) for a in x]))
 
@@ -110,24 +116,25 @@ def _sample(x: Activation) -> Tensor:
 
 @rule("sampled", container=True)
 def on_sample(method: Method, module: nn.Module, *x: Value, **options: Value) -> Value:
-    """Any other module on a sample of its input: as it is or, with random weights inside, by its graph, which samples them."""
+    """Any other module on a sample of its input; one that contains random weights is run by its graph, which
+    samples them."""
     x = tuple([_sample(a) for a in x])
     if is_torchs_own(module) or next(posteriors(module), None) is None:
-        return as_it_is.apply(method, module, *x, **options)
+        return at_means.apply(method, module, *x, **options)
     return walk(method, module, x, options)
 
 
 @rule("plain")
-def as_it_is(method: Method, module: nn.Module, *x: Value, **options: Value) -> Tensor:
-    """A module on deterministic inputs, every weight at its mean."""
+def at_means(method: Method, module: nn.Module, *x: Value, **options: Value) -> Tensor:
+    """A module on deterministic inputs, with every weight at its mean."""
     kind = type(module).__name__
     if any(isinstance(a, Gaussian) for a in x):
         raise NoRuleError(
-            f"{method.name} carries no variance: give {kind} a Tensor, or a sample, x.sample()."
+            f"{method.name} carries no variance: give {kind} a Tensor, or a sample such as x.sample()."
         )
     if method.samples and next(posteriors(module), None) is not None:
         raise NoRuleError(
-            f"{method.name} has no rule for {kind}, which has random weights inside; "
+            f"{method.name} has no rule for {kind}, which contains random weights; "
             f"add one with `method | {{{kind}: rule}}`."
         )
     return module(*x, **options)
@@ -145,10 +152,13 @@ LOCAL_REPARAM = Method(
     samples=True,
     key="local_reparam",
 )
-"""Local reparametrisation (Kingma et al. 2015), the paper's VarOut: one sample of each pre-activation and data point."""
+"""Local reparametrisation (Kingma et al. 2015), the paper's VarOut.
 
-DETERMINISTIC = Method("DETERMINISTIC", {nn.Module: as_it_is}, deterministic=True, key="deterministic")
-"""The plain network: every weight at its mean."""
+Each pre-activation of each data point is sampled once.
+"""
+
+DETERMINISTIC = Method("DETERMINISTIC", {nn.Module: at_means}, deterministic=True, key="deterministic")
+"""The plain network, with every weight at its mean."""
 
 METHODS = {str(method.key): method for method in (CVBP, VBP, DVI, LOCAL_REPARAM, DETERMINISTIC, PBP)}
-"""By the names that estimators, the shell and experiments use."""
+"""The library's methods by the names used in estimators, the command line and experiments."""

@@ -1,1 +1,1 @@
-"""Rules by family of layers: what every method shares, and the activations and maxima in which methods differ."""
+"""Rules by family of layers. Methods share most of them and differ in activations and maxima."""

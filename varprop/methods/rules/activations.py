@@ -1,4 +1,4 @@
-"""Activations: piecewise-linear ones, in which methods differ, and smooth ones, by quadrature."""
+"""Activations: piecewise-linear ones, where methods differ, and smooth ones, by quadrature."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def piecewise(module: Layer, dims: int = 2) -> moments.Piecewise:
         case nn.LeakyReLU():
             return moments.Piecewise((0.0,), (module.negative_slope, 1.0))
         case nn.PReLU():
-            # One slope for each channel, which torch counts in dimension 1.
+            # One slope for each channel; torch keeps the channels in dimension 1.
             slopes = (
                 module.weight.view(-1, *(1,) * (dims - 2)) if module.weight.numel() > 1 else module.weight
             )
@@ -44,7 +44,7 @@ def piecewise(module: Layer, dims: int = 2) -> moments.Piecewise:
 
 
 def _between(low: float, high: float) -> moments.Piecewise:
-    """The identity, cut off at both ends; an infinite bound is no knot."""
+    """The identity clipped to [low, high]; an infinite bound is not a knot."""
     if math.isinf(high):
         return moments.RELU if low == 0 else moments.Piecewise((low,), (0.0, 1.0), low)
     if math.isinf(low):
@@ -61,7 +61,7 @@ def _knots(module: nn.Module) -> Sequence[float]:
 
 
 def _mean_slope(call: Call) -> Tensor | None:
-    """Of the gates, where the method has them; else of the unit itself (Eq. 42)."""
+    """The mean slope of the gates if the method has them, else of the activation itself (Eq. 42)."""
     if not isinstance(call.x, Gaussian):
         return None
     return moments.slope(call.x, _pieces(call.module, call.x), call.method.slope)
@@ -69,7 +69,7 @@ def _mean_slope(call: Call) -> Tensor | None:
 
 @on_random("approximate", 4, gain=_mean_slope, noise=unexplained, knots=_knots)
 def gated(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
-    """The piece of a unit is chosen by a gate on its mean (VBP; Eq. 4)."""
+    """A gate on the mean chooses the linear piece (VBP; Eq. 4)."""
     assert method.slope is not None
     return moments.gate(x, method.slope, _pieces(module, x))
 
@@ -87,7 +87,7 @@ def anchored(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
 
 
 def piecewise_by(rule: Rule) -> Table:
-    """Rows that give all piecewise-linear activations one rule."""
+    """Table entries that give one rule to all piecewise-linear activations."""
     return dict.fromkeys(PIECEWISE, rule)
 
 

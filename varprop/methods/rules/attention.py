@@ -1,4 +1,4 @@
-"""Attention and transformer encoders. That positions share weights, which makes them correlated, is ignored."""
+"""Attention and transformer encoders. The correlation of positions, which share weights, is ignored."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..base import Function, Method, NoRuleError, Table, Value, missing, rule
 
 
 def is_plain(module: nn.Module, *x: object) -> bool:
-    """Whether nothing about the module and its input is random."""
+    """Whether the module has no random weights and its inputs are deterministic."""
     return not any(isinstance(a, Gaussian) for a in x) and next(posteriors(module), None) is None
 
 
-# --------------------------------------------------------------------------------------------------------------- attention
+# -------------------------------------------------------------------------------------------------- attention
 
 
 @rule("approximate", 37)
@@ -35,7 +35,7 @@ def multihead(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Activation, Activation | None]:
-    """Queries, keys and values by Eq. 1, scores by Eq. 36, and what they weigh by Eq. 37."""
+    """Queries, keys and values by Eq. 1, scores by Eq. 36, and the weighted values by Eq. 37."""
     if is_plain(module, query, key, value):
         options = {"average_attn_weights": average_attn_weights, "is_causal": is_causal}
         plain: tuple[Tensor, Tensor | None] = module(
@@ -44,7 +44,8 @@ def multihead(
         return plain
     if module.bias_k is not None or module.add_zero_attn:
         raise NoRuleError(
-            f"{method.name} has no rule for MultiheadAttention with add_bias_kv or add_zero_attn; build it without them."
+            f"{method.name} has no rule for MultiheadAttention with add_bias_kv or add_zero_attn; "
+            "build it without them."
         )
     unbatched = mean_of(query).dim() == 2
     query, key, value = (_batch_first(module, x, unbatched) for x in (query, key, value))
@@ -54,14 +55,15 @@ def multihead(
         for x, w, b in zip((query, key), weights_in, biases_in, strict=False)
     )
     scores = _masked(_scores(queries, keys), key_padding_mask, attn_mask)
-    # Values are projected after they were weighed, which is the same and keeps that all positions share the projection.
+    # Projecting the values after weighting them computes the same, and accounts for all positions sharing the
+    # projection.
     seen, weights = moments.attend(
         scores, move(lambda t: t.unsqueeze(1), value), module.dropout if module.training else 0.0
     )
     heads = _by_row(module, seen, weights_in[2], biases_in[2])
     out = method(module.out_proj, heads.map(lambda t: t.transpose(1, 2).flatten(2)))
     if need_weights and average_attn_weights:
-        # Heads see the same input through weights of their own.
+        # The heads see the same input through different weights.
         weights = Gaussian.of(weights.mean.mean(1), weights.var.mean(1) / module.num_heads)
     if unbatched:
         out, weights = move(lambda t: t.squeeze(0), out), weights.map(lambda t: t.squeeze(0))
@@ -101,7 +103,7 @@ def _by_row(module: Layer, x: Gaussian, weight: Activation, bias: Activation | N
 
 
 def _scores(q: Activation, k: Activation, scale: float | None = None) -> Gaussian:
-    """Products of queries and keys, taken as independent, over the root of their size (Eq. 36)."""
+    """Products of queries and keys, assumed independent, over the square root of their size (Eq. 36)."""
     return as_gaussian(moments.affine(_dot, q, k)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
 
 
@@ -110,7 +112,7 @@ def _dot(q: Tensor, k: Tensor, bias: None = None) -> Tensor:
 
 
 def _masked(scores: Gaussian, padding: Tensor | None, mask: Tensor | None) -> Gaussian:
-    """Scores with masks as torch takes them: boolean ones hide a position, others are added."""
+    """Scores with masks as in torch: a boolean mask hides positions, any other mask is added."""
     batch, heads = scores.shape[:2]
     if mask is not None:
         scores = _hidden(scores, mask if mask.dim() == 2 else mask.view(batch, heads, *mask.shape[-2:]))
@@ -118,10 +120,10 @@ def _masked(scores: Gaussian, padding: Tensor | None, mask: Tensor | None) -> Ga
 
 
 def _hidden(scores: Gaussian, mask: Tensor) -> Gaussian:
-    """Scores with one mask, which hides a position or is added."""
+    """Scores with one mask, which hides positions or is added."""
     hidden = mask if mask.dtype == torch.bool else mask == -math.inf
     mean = scores.mean if mask.dtype == torch.bool else scores.mean + mask.masked_fill(hidden, 0.0)
-    # A finite number that is below every score keeps gradients finite.
+    # A finite number below every score keeps the gradients finite.
     return Gaussian.of(
         mean.masked_fill(hidden, torch.finfo(mean.dtype).min / 4), scores.var.masked_fill(hidden, 0.0)
     )
@@ -140,7 +142,10 @@ def scaled_dot_product(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Gaussian:
-    """Attention as a function: scores by Eq. 36, and what they weigh by Eq. 37. Its boolean mask says what is seen."""
+    """Attention as a function: scores by Eq. 36, weighted values by Eq. 37.
+
+    Unlike that of the layer, its boolean mask marks the visible positions.
+    """
     if enable_gqa:
         raise missing(method, function, " with enable_gqa=True")
     scores = _scores(query, key, scale)
@@ -151,7 +156,7 @@ def scaled_dot_product(
     return moments.attend(scores, value, dropout_p)[0]
 
 
-# ------------------------------------------------------------------------------------------------------------- transformers
+# ----------------------------------------------------------------------------------------------- transformers
 
 
 @rule("part by part")
@@ -163,7 +168,7 @@ def encoder_layer(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Activation:
-    """A transformer's encoder layer from its parts; what a sum adds to its input is taken as independent of it."""
+    """A transformer encoder layer from its parts; both terms of each residual sum are assumed independent."""
     if is_plain(module, src):
         return module(src, src_mask, src_key_padding_mask, is_causal)
 
@@ -194,7 +199,8 @@ def _activation(method: Method, module: Layer) -> nn.Module:
     given = module.activation
     if not isinstance(given, nn.Module) and given not in known:
         raise NoRuleError(
-            f"{method.name} has no rule for TransformerEncoderLayer with activation {given}; give it as a module of torch.nn."
+            f"{method.name} has no rule for TransformerEncoderLayer with activation {given}; "
+            "give it as a module of torch.nn."
         )
     return known.get(given, given)
 

@@ -1,4 +1,4 @@
-"""Embeddings: rows of a random table, one by one or in bags. That two readers of one row are correlated is ignored."""
+"""Embeddings: rows of a random table, singly or in bags. Two reads of one row are treated as independent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def embedding_bag(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Activation:
-    """Sums or means of the rows in a bag; a row that is in it twice counts with both of its weights together (Eq. 52)."""
+    """Sums or means of the rows in a bag; the weights of a repeated row are added, then squared (Eq. 52)."""
     if not hasattr(layer, "weight_logvar"):
         return layer(index, offsets, per_sample_weights)
     if layer.mode == "max" or layer.max_norm is not None:
@@ -52,7 +52,7 @@ def embedding_bag(
 
 
 def _bags(layer: Layer, index: Tensor, offsets: Tensor | None) -> tuple[Tensor, int]:
-    """The bag of each entry, and how many there are."""
+    """The bag of each entry, and the number of bags."""
     if offsets is None:
         return torch.arange(len(index), device=index.device).repeat_interleave(index.shape[1]), len(index)
     entries = torch.arange(len(index), device=index.device, dtype=offsets.dtype)
@@ -66,7 +66,7 @@ def _sums(group: Tensor, groups: int, values: Tensor) -> Tensor:
 
 
 def _of_equals(keys: Tensor, values: Tensor) -> Tensor:
-    """For each key the sum of the values of all that are equal to it."""
+    """For each key, the sum of the values of all equal keys."""
     order = keys.argsort()
     sorted_keys = keys[order]
     group = F.pad((sorted_keys[1:] != sorted_keys[:-1]).cumsum(0), (1, 0))

@@ -15,7 +15,7 @@ from ..noise import of_weights
 
 
 def operation(layer: Layer) -> moments.Op:
-    """The layer's own linear operation, as a function of input, weight and bias."""
+    """The linear operation of a layer, as a function of input, weight and bias."""
     if isinstance(layer, nn.Linear):
         return F.linear
     options = {"stride": layer.stride, "groups": layer.groups, "dilation": layer.dilation}
@@ -31,14 +31,14 @@ def _call(op: moments.Op, x: Tensor, weight: Tensor, bias: Tensor | None = None,
 
 
 def _pad(layer: Layer, x: Activation) -> Activation:
-    """Padding other than with zeros repeats entries, which then count as independent of their originals."""
+    """Padding other than with zeros repeats entries; the copies are treated as independent."""
     if getattr(layer, "padding_mode", "zeros") == "zeros":
         return x
     return move(partial(F.pad, pad=layer._reversed_padding_repeated_twice, mode=layer.padding_mode), x)
 
 
 def _own_matrix(call: Call) -> nn.Module | None:
-    """The Jacobian is the layer's mean matrix; a horseshoe's scales would come on top."""
+    """The Jacobian is the layer's mean matrix, unless a horseshoe prior scales it."""
     return None if hasattr(call.module, "scales") else call.module
 
 
@@ -55,7 +55,7 @@ def affine(method: Method, layer: Layer, x: Activation) -> Activation:
 def _scaled_affine(
     op: moments.Op, layer: Layer, x: Activation, weight: moments.Weight, bias: Activation | None
 ) -> Activation:
-    """A horseshoe scales the inputs of a linear layer or the filters of a convolution, and the whole output (Eq. 18)."""
+    """A horseshoe scales the inputs of a linear layer or a convolution's filters, and the output (Eq. 18)."""
     per_channel = partial(moments.per_channel, weight=layer.weight)
     group, whole = layer.scales.group, layer.scales.layer
     if isinstance(layer, nn.Linear):

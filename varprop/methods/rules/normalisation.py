@@ -1,4 +1,4 @@
-"""Normalisation layers: their statistics are those of random activations, whose variance counts as spread; and softmax."""
+"""Normalisation layers, whose statistics include the variance of the random activations; and softmax."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..base import Call, Method, Table, on_random
 
 
 def _channels(x: Gaussian) -> tuple[int, ...]:
-    """The shape of one number for each channel."""
+    """The shape that broadcasts one number for each channel."""
     return (-1, *(1,) * (x.mean.dim() - 2))
 
 
 def _scaled(module: Layer, x: Gaussian, shape: Sequence[int]) -> Gaussian:
-    """The layer's own scale and shift, where it has them."""
+    """Apply the layer's scale and shift if it has them."""
     mean, var = x.mean, x.var
     if module.weight is not None:
         scale = module.weight.view(*shape)
@@ -29,7 +29,7 @@ def _scaled(module: Layer, x: Gaussian, shape: Sequence[int]) -> Gaussian:
 
 
 def _by_running_statistics(module: Layer, x: Gaussian, channels: Sequence[int]) -> Gaussian:
-    """In evaluation the statistics are constants: an affine map of each channel."""
+    """In evaluation mode the statistics are constants, which gives an affine map of each channel."""
     scale = torch.rsqrt(module.running_var + module.eps)
     if module.weight is not None:
         scale = scale * module.weight
@@ -38,13 +38,13 @@ def _by_running_statistics(module: Layer, x: Gaussian, channels: Sequence[int]) 
 
 @torch.no_grad()
 def _track(module: Layer, factor: float | Tensor, centre: Tensor, square: Tensor, n: int) -> None:
-    """Move the running statistics as torch does: the variance without its bias."""
+    """Update the running statistics as torch does, with the unbiased variance."""
     for running, value in ((module.running_mean, centre), (module.running_var, square * (n / (n - 1)))):
         running.add_(factor * (value.view_as(running) - running))
 
 
 def _channel_scale(call: Call) -> Tensor | None:
-    """The scale of each channel: by the running statistics or, in training, by those that the rule has used (Eq. 42)."""
+    """The scale of each channel by the running statistics, or in training by those of the batch (Eq. 42)."""
     layer: Layer = call.operation
     x, y = call.x, call.output
     if not isinstance(x, Gaussian):
@@ -58,7 +58,7 @@ def _channel_scale(call: Call) -> Tensor | None:
 
 @on_random("exact in evaluation, approximate in training", 32, gain=_channel_scale)
 def batch_norm(method: Method, module: Layer, x: Gaussian) -> Gaussian:
-    """Statistics over the batch and all positions (Eq. 32); in evaluation the running ones, and then exact."""
+    """Statistics over the batch and all positions (Eq. 32); evaluation uses running ones, which is exact."""
     module._check_input_dim(x.mean)
     channels = _channels(x)
     if not module.training and module.running_mean is not None:
@@ -67,7 +67,8 @@ def batch_norm(method: Method, module: Layer, x: Gaussian) -> Gaussian:
     n = moments.count(x, dims)
     if n == 1:
         raise ValueError(
-            f"{type(module).__name__}: a batch of one value for each channel has no variance to train with; give more."
+            f"{type(module).__name__}: one value for each channel has no variance to train with; "
+            "use a larger batch."
         )
     if module.training and module.track_running_stats:
         module.num_batches_tracked.add_(1)
@@ -80,7 +81,7 @@ def batch_norm(method: Method, module: Layer, x: Gaussian) -> Gaussian:
 
 @on_random("approximate", 32)
 def instance_norm(method: Method, module: Layer, x: Gaussian) -> Gaussian:
-    """Statistics over the positions of each channel of each data point (Eq. 32), or running ones, as batch normalisation."""
+    """Statistics over the positions of each channel of each data point (Eq. 32), or running statistics."""
     module._check_input_dim(x.mean)
     if x.mean.dim() == module._get_no_batch_dim():
         return _by_instance(module, x.map(lambda t: t.unsqueeze(0))).map(lambda t: t.squeeze(0))
@@ -130,7 +131,7 @@ def rms_norm(method: Method, module: Layer, x: Gaussian) -> Gaussian:
 def _over(module: Layer) -> int:
     if module.dim is None:
         kind = type(module).__name__
-        raise ValueError(f"{kind}: say over which dimension, as in {kind}(dim=1).")
+        raise ValueError(f"{kind}: give the dimension, as in {kind}(dim=1).")
     return int(module.dim)
 
 

@@ -1,4 +1,4 @@
-"""Pooling: averages, exact for independent entries, and maxima, in which methods differ."""
+"""Pooling: averages, exact for independent entries, and maxima, where methods differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FAMILIES = (AVERAGE_POOLS, ADAPTIVE_AVERAGE_POOLS, MAX_POOLS, ADAPTIVE_MAX_POOL
 
 
 def dimensions(module: nn.Module) -> int:
-    """Over how many dimensions a pool slides."""
+    """The number of dimensions that a pooling layer slides over."""
     return next(n for family in _FAMILIES for n, kind in enumerate(family, 1) if isinstance(module, kind))
 
 
@@ -33,12 +33,12 @@ def per_dimension(value: int | Sequence[int], n: int) -> tuple[int, ...]:
     return (value,) * n if isinstance(value, int) else tuple(value)
 
 
-# -------------------------------------------------------------------------------------------------------- averages
+# --------------------------------------------------------------------------------------------------- averages
 
 
 @on_random("exact", 9, noise=of_averages)
 def average(method: Method, module: Layer, x: Gaussian) -> Gaussian:
-    """The mean over each window (Eq. 9); windows cut by the border or by padding average fewer entries."""
+    """The mean over each window (Eq. 9); windows cut off by the border or padding average fewer entries."""
     n = dimensions(module)
     divisor = getattr(module, "divisor_override", None)
     if divisor is not None:
@@ -76,14 +76,14 @@ def _window_sizes(lengths: list[Tensor], x: Gaussian) -> Tensor:
     return size
 
 
-# ---------------------------------------------------------------------------------------------------------- maxima
+# ----------------------------------------------------------------------------------------------------- maxima
 
 _MAX_POOL = {1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices}
 
 
 @on_random("approximate", 7)
 def winner_pool(method: Method, module: Layer, x: Gaussian) -> Gaussian:
-    """The largest mean of each window with its own variance (Eq. 7): one search, its indices used for both."""
+    """The largest mean of each window with the variance of that entry (Eq. 7): one search gives both."""
     n = dimensions(module)
     options = module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode
     mean, winners = _MAX_POOL[n](x.mean, *options)
@@ -92,7 +92,7 @@ def winner_pool(method: Method, module: Layer, x: Gaussian) -> Gaussian:
 
 @on_random("approximate", 8)
 def clark_pool(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
-    """The maximum of each window, two entries at a time, each result taken as normal again (Eq. 8)."""
+    """The maximum of each window, two entries at a time, each result treated as normal again (Eq. 8)."""
     return _by_pairs(module, x)
 
 
@@ -114,7 +114,7 @@ def _by_pairs(module: Layer, x: Gaussian) -> Gaussian:
     ]
 
     def entry(offset: tuple[int, ...]) -> Gaussian:
-        """The windows' entries at one offset; outside the input, a constant that wins over nothing."""
+        """The entry of every window at one offset; outside the input, a constant smaller than any entry."""
         inside = torch.ones((), dtype=torch.bool, device=device)
         picked = x
         for axis, (start, step, size, o) in enumerate(zip(starts, dilation, sizes, offset, strict=True), -n):
@@ -129,19 +129,19 @@ def _by_pairs(module: Layer, x: Gaussian) -> Gaussian:
 
 @rule("as its layer")
 def adaptive_max(method: Method, module: nn.Module, x: Activation) -> Activation:
-    """The maximum over windows of one size, by the method's own rule of max-pooling."""
+    """The maximum over windows of equal size, by the method's rule for max-pooling."""
     n = dimensions(module)
     sizes, outputs = x.shape[-n:], module(mean_of(x)).shape[-n:]
     if any(size % out for size, out in zip(sizes, outputs, strict=True)):
         raise NoRuleError(
             f"{method.name} has no rule for {type(module).__name__} with windows of several sizes, from "
-            f"{tuple(sizes)} to {tuple(outputs)}; choose an output size that divides the input's."
+            f"{tuple(sizes)} to {tuple(outputs)}; choose an output size that divides the input size."
         )
     return method(MAX_POOLS[n - 1](tuple(size // out for size, out in zip(sizes, outputs, strict=True))), x)
 
 
 def max_pools_by(rule: Rule) -> Table:
-    """Rows that give all max-pools one rule."""
+    """Table entries that give one rule to all max-pooling layers."""
     return dict.fromkeys(MAX_POOLS, rule)
 
 
@@ -150,4 +150,4 @@ POOLING: Table = {
     **dict.fromkeys(ADAPTIVE_AVERAGE_POOLS, adaptive_average),
     **dict.fromkeys(ADAPTIVE_MAX_POOLS, adaptive_max),
 }
-"""The pools that all methods share."""
+"""The pooling layers that all methods share."""

@@ -1,4 +1,4 @@
-"""Recurrent layers, unrolled. That all steps share the weights, which correlates them over time, is ignored."""
+"""Recurrent layers, unrolled. The correlation of the steps, which share weights, is ignored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RELU = nn.ReLU()
 _sigmoid, _tanh = partial(moments.quadrature, torch.sigmoid), partial(moments.quadrature, torch.tanh)
 
 
-# ------------------------------------------------------------------------------------------------------------------ one step
+# --------------------------------------------------------------------------------------------------- one step
 
 
 def _rnn_step(act: Callable[[Gaussian], Gaussian], x: Gaussian, h: Gaussian, state: State) -> State:
@@ -28,14 +28,14 @@ def _rnn_step(act: Callable[[Gaussian], Gaussian], x: Gaussian, h: Gaussian, sta
 
 
 def _lstm_step(x: Gaussian, h: Gaussian, state: State) -> State:
-    """Gates by quadrature, taken as independent of each other and of the cell (Eq. 38)."""
+    """Gates by quadrature, assumed independent of each other and of the cell (Eq. 38)."""
     i, f, g, o = _split(x + h, 4)
     cell = _product(_sigmoid(f), state[1]) + _product(_sigmoid(i), _tanh(g))
     return _product(_sigmoid(o), _tanh(cell)), cell
 
 
 def _gru_step(x: Gaussian, h: Gaussian, state: State) -> State:
-    """The update gate mixes the old state and the new one; all three are taken as independent (Eq. 39)."""
+    """The update gate mixes the old state and the new one; all three are assumed independent (Eq. 39)."""
     (xr, xz, xn), (hr, hz, hn) = _split(x, 3), _split(h, 3)
     z, new, old = _sigmoid(xz + hz), _tanh(xn + _product(_sigmoid(xr + hr), hn)), state[0]
     keep = 1 - z.mean
@@ -55,7 +55,7 @@ def _split(x: Gaussian, n: int) -> list[Gaussian]:
 
 
 def _step(method: Method, module: Layer) -> Callable[[Gaussian, Gaussian, State], State]:
-    """The step of a module, a cell or a whole layer, by its kind."""
+    """The step function of a cell or a recurrent layer."""
     match module:
         case nn.LSTM() | nn.LSTMCell():
             return _lstm_step
@@ -64,11 +64,11 @@ def _step(method: Method, module: Layer) -> Callable[[Gaussian, Gaussian, State]
     return partial(_rnn_step, partial(method, _RELU) if module.nonlinearity == "relu" else _tanh)
 
 
-# ------------------------------------------------------------------------------------------------------- cells and their layers
+# ------------------------------------------------------------------------------------------- cells and layers
 
 
 def _affine(module: Layer, kind: str, suffix: str, x: Activation) -> Gaussian:
-    """The inputs ("ih") or the state ("hh") through their weights (Eq. 1)."""
+    """The affine map of the inputs ("ih") or of the state ("hh") (Eq. 1)."""
     weight, bias = (
         random_tensor(module, f"weight_{kind}{suffix}"),
         random_tensor(module, f"bias_{kind}{suffix}"),
@@ -77,7 +77,7 @@ def _affine(module: Layer, kind: str, suffix: str, x: Activation) -> Gaussian:
 
 
 def _state(module: Layer, given: Value, shape: tuple[int, ...], like: Tensor) -> State:
-    """The state to start from, by default zero and certain; for LSTM with that of the cell."""
+    """The initial state, by default zero and deterministic; an LSTM also has a cell state."""
     long = isinstance(module, nn.LSTM | nn.LSTMCell)
     if given is not None:
         return tuple(as_gaussian(x) for x in (given if long else (given,)))
@@ -97,13 +97,14 @@ def cell(method: Method, module: Layer, x: Activation, state: Value = None) -> V
 
 @rule("approximate", 38)
 def layers(method: Method, module: Layer, x: Activation, state: Value = None) -> tuple[Value, Value]:
-    """Layers and directions one after another, each unrolled over the sequence; output and last states as torch gives them."""
+    """Layers and directions in turn, unrolled over the sequence; output and last states as in torch."""
     if is_plain(module, x, *(state if isinstance(state, tuple) else (state,))):
         plain: tuple[Value, Value] = module(x, state)
         return plain
     if not isinstance(x, Tensor | Gaussian):
         raise NoRuleError(
-            f"{method.name} has no rule for {type(module).__name__} on a {type(x).__name__}; give it padded sequences."
+            f"{method.name} has no rule for {type(module).__name__} on a {type(x).__name__}; "
+            "give it padded sequences."
         )
     time = 0 if len(x.shape) == 2 or not module.batch_first else 1
     directions = 2 if module.bidirectional else 1

@@ -20,13 +20,13 @@ MOVES = (
 
 
 def _one(call: Call) -> float:
-    """The mean slope of what leaves every entry in its place."""
+    """The mean slope of an operation that leaves every entry in its place."""
     return 1.0
 
 
 @rule("exact")
 def moved(method: Method, module: nn.Module, x: Activation) -> Activation:
-    """A module that only moves entries, or repeats them: copies count as independent in what follows."""
+    """A module that only moves or repeats entries; later operations treat the copies as independent."""
     return move(module, x)
 
 
@@ -37,7 +37,10 @@ def identity(method: Method, module: nn.Module, x: Activation) -> Activation:
 
 @rule("exact", 10, gain=_one)
 def dropout(method: Method, module: Layer, x: Activation) -> Activation:
-    """In training the variance that dropout causes (Eq. 10), in evaluation nothing. Whole channels have the same marginals."""
+    """In training the variance that dropout causes (Eq. 10); in evaluation mode the identity.
+
+    Dropping whole channels has the same marginals.
+    """
     if not module.training or module.p == 0:
         return x
     keep = 1 - module.p
@@ -46,7 +49,7 @@ def dropout(method: Method, module: Layer, x: Activation) -> Activation:
 
 @rule("exact", 10)
 def alpha_dropout(method: Method, module: Layer, x: Activation) -> Activation:
-    """Dropout to SELU's floor, rescaled to keep mean 0 and variance 1 (Klambauer et al. 2017)."""
+    """Dropout to SELU's lower limit, rescaled to keep mean 0 and variance 1 (Klambauer et al. 2017)."""
     if not module.training or module.p == 0:
         return x
     floor, keep = -1.7580993408473766, 1 - module.p
@@ -56,7 +59,7 @@ def alpha_dropout(method: Method, module: Layer, x: Activation) -> Activation:
 
 @on_random("exact")
 def constant_pad(method: Method, module: Layer, x: Gaussian) -> Gaussian:
-    """The border is a constant."""
+    """The border is constant, so it has no variance."""
     return Gaussian.of(module(x.mean), F.pad(x.var, module.padding))
 
 
@@ -73,7 +76,7 @@ def upsample(method: Method, module: Layer, x: Gaussian) -> Gaussian:
 
 
 def _interpolation(module: Layer, axis: int, old: int, new: int, like: Tensor) -> Tensor:
-    """The matrix of one axis, which is the interpolation of the columns of an identity matrix."""
+    """The interpolation matrix of one axis: the interpolated columns of an identity matrix."""
     mode = "bicubic" if module.mode == "bicubic" else "bilinear"
     factors = module.scale_factor
     factor = factors[axis] if isinstance(factors, tuple) else factors
