@@ -104,7 +104,29 @@ def test_a_method_and_its_unchanged_copy_have_the_same_audit():
     audit = vp.audit(elbo, x, y)
     elbo.method = vp.PBP | {}
     assert vp.audit(elbo, x, y) == audit
-    assert audit.sampled is None
+
+
+def test_a_deep_network_with_scaled_sums_is_judged_by_networks_that_scale_theirs():
+    elbo, x, y = trained(vp.PBP, (6, 6), epochs=20)
+    audit = vp.audit(elbo, x, y)
+    assert audit.sampled is not None
+    assert audit.sampled.std == pytest.approx(audit.exact.std, rel=0.05)
+    assert audit.sampled.rmse == pytest.approx(audit.own.rmse, rel=0.1)
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_one_hidden_layer_needs_no_samples_and_an_activation_behind_two_layers_does(function):
+    class ReLU(nn.Module):
+        def forward(self, x):
+            return torch.relu(x)
+
+    act = ReLU if function else nn.ReLU
+    shallow = nn.Sequential(nn.Linear(2, 5), act(), nn.Linear(5, 1))
+    late = nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 5), act(), nn.Linear(5, 1))
+    x, y = torch.randn(20, 2), torch.randn(20, 1)
+    for net, sampled in ((shallow, False), (late, True)):
+        elbo = vp.ELBO(vp.variational(net), vp.DVI, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=20)
+        assert (vp.audit(elbo, x, y, samples=20).sampled is not None) == sampled
 
 
 def test_deeper_networks_are_judged_by_sampling():

@@ -126,3 +126,21 @@ def test_the_key_tells_a_method_from_a_changed_copy() -> None:
     assert (vp.PBP | {}).key == vp.PBP.key == "pbp"
     assert (vp.PBP | {Bend: by_quadrature}).key is None
     assert (vp.PBP | {}).scaled
+
+
+def test_a_gain_may_be_a_whole_number() -> None:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.double = Double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.double(x)
+
+    method = vp.DVI | {Double: vp.Rule(lambda method, module, x: x * 2.0, "exact", gain=lambda call: 2)}
+    x = vp.Gaussian(torch.zeros(3), torch.ones(3))
+    assert method(Sum(), x).var.tolist() == [9.0, 9.0, 9.0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import operator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,22 +48,14 @@ def _terms(sign: float, call: Call) -> Gain | tuple[Gain, Gain] | None:
     return gains if all(random) else gains[random.index(True)]
 
 
-def _gain_of_sum(call: Call) -> Gain | tuple[Gain, Gain] | None:
-    return _terms(1.0, call)
-
-
-def _gain_of_difference(call: Call) -> Gain | tuple[Gain, Gain] | None:
-    return _terms(-1.0, call)
-
-
-@rule("exact", gain=_gain_of_sum, takes_independent=True)
+@rule("exact", gain=partial(_terms, 1.0), takes_independent=True)
 def add(method: Method, function: Function, a: Value, b: Value, *, alpha: float = 1) -> Gaussian:
     """a + alpha b with independent operands."""
     b = b if alpha == 1 else _times(b, alpha)
     return a.plus(b) if isinstance(a, Gaussian) else b.plus(a)
 
 
-@rule("exact", gain=_gain_of_difference, takes_independent=True)
+@rule("exact", gain=partial(_terms, -1.0), takes_independent=True)
 def subtract(method: Method, function: Function, a: Value, b: Value, *, alpha: float = 1) -> Gaussian:
     return add.apply(method, function, a, _times(b, -alpha))
 
@@ -89,8 +82,7 @@ def divide(method: Method, function: Function, a: Value, b: Value) -> Gaussian:
 
 def _slope(call: Call) -> Tensor | None:
     """The mean slope of an elementwise function, by quadrature (Eq. 42)."""
-    function: Value = getattr(Tensor, call.operation) if isinstance(call.operation, str) else call.operation
-    return moments.smooth_slope(lambda t: function(t, *call.args[1:], **call.options), call.x)
+    return moments.smooth_slope(lambda t: call.function(t, *call.args[1:], **call.options), call.x)
 
 
 @rule("exact", 40, gain=_slope, noise=unexplained)
@@ -128,7 +120,7 @@ def affine(
 
 
 @rule("exact", 1, takes_independent=True)
-def added(
+def add_product(
     method: Method, function: Function, shift: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1
 ) -> Gaussian:
     """beta shift + alpha a @ b (Eq. 1), as in torch.addmm."""
@@ -171,13 +163,13 @@ def moves(method: Method, function: Function, x: Activation, *args: Value, **opt
 
 
 @rule("exact", gain=lambda call: 1.0)
-def still(method: Method, function: Function, x: Gaussian, *args: Value, **options: Value) -> Gaussian:
+def unchanged(method: Method, function: Function, x: Gaussian, *args: Value, **options: Value) -> Gaussian:
     """A function that leaves every entry in its place, such as a copy or a change of type."""
     return x.map(lambda t: function(t, *map(mean_of, args), **options))
 
 
 @rule("plain")
-def about(method: Method, function: Function, x: Gaussian, *args: Value, **options: Value) -> Value:
+def metadata(method: Method, function: Function, x: Gaussian, *args: Value, **options: Value) -> Value:
     """A property of a tensor: its shape, type or device, or a constant tensor made from them."""
     return function(x.mean, *args, **options)
 
@@ -307,14 +299,14 @@ FUNCTIONS: Table = {
         moves, "diagonal rot90 fliplr flipud adjoint pixel_shuffle pixel_unshuffle channel_shuffle unfold sum"
     ),
     "unfold": moves,
-    **_rows(still, "clone contiguous detach to type_as float double half bfloat16"),
-    **_rows(about, "size dim numel is_floating_point new_zeros new_ones new_full new_tensor new_empty"),
-    **_rows(about, "zeros_like ones_like full_like empty_like rand_like randn_like"),
+    **_rows(unchanged, "clone contiguous detach to type_as float double half bfloat16"),
+    **_rows(metadata, "size dim numel is_floating_point new_zeros new_ones new_full new_tensor new_empty"),
+    **_rows(metadata, "zeros_like ones_like full_like empty_like rand_like randn_like"),
     **_rows(parts, "chunk split unbind tensor_split"),
     **_rows(joined, "cat concat concatenate stack hstack vstack dstack"),
     **_rows(average, "mean"),
     **_rows(padded, "pad"),
-    **_rows(added, "addmm addmv baddbmm"),
+    **_rows(add_product, "addmm addmv baddbmm"),
     **_rows(einsum, "einsum"),
     **_rows(where, "where"),
     "where": kept_where,

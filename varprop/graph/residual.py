@@ -35,12 +35,12 @@ def corrected(method: Method, rule: Rule, place: Place, out: Value) -> Value:
 def covariance(method: Method, rule: Rule, place: Place, out: Value) -> tuple[Tensor, int] | None:
     """Elementwise covariance of the two terms of a sum, and its equation; None if it is unknown."""
     step, fork, values = place.step, place.step.fork, place.values
-    if fork is None or rule.gain is None:
+    if fork is None:
         return None
     source, operands = values[fork.source], [values[a.name] for a in step.args if isinstance(a, Ref)]
     if not isinstance(source, Gaussian) or operands[0].shape != operands[1].shape:
         return None
-    gains = rule.gain(call_of(method, rule, place, out))
+    gains = call_of(method, rule, place, out).gain
     a, b = (path(method, place, branch) for branch in (fork.left, fork.right))
     if not isinstance(gains, tuple) or a is None or b is None or any(layer in a.layers for layer in b.layers):
         return None
@@ -78,21 +78,10 @@ def path(method: Method, place: Place, steps: Sequence[Step]) -> Path | None:
 
 
 def _gain(method: Method, place: Place) -> Gain | nn.Module | tuple[Gain, Gain] | None:
-    """The gain that the rule of a step states, or else the rule of the layer equivalent to its function."""
+    """The gain of a step."""
     step, values = place.step, place.values
     child = layer(place.net, step)
     rule = method.function_rule(step.target) if child is None else method.rule(child)
     if rule is None:
         return None
-    call = call_of(method, rule, place, values[step.name])
-    if rule.gain is None:
-        call = layer_call(call)
-    return None if call.rule.gain is None else call.rule.gain(call)
-
-
-def layer_call(call: Call) -> Call:
-    """The call of the layer that a function is equivalent to, or else the call itself."""
-    if call.rule.layer is None:
-        return call
-    module = call.rule.layer(*call.args, **call.options)
-    return Call(call.method, call.method.rule(module), module, call.args[:1], {}, call.output, call.place)
+    return call_of(method, rule, place, values[step.name]).gain

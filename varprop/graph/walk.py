@@ -14,6 +14,7 @@ from ..methods.base import (
     Table,
     Value,
     as_rule,
+    is_plain,
     is_random_value,
     missing,
     rule,
@@ -32,7 +33,7 @@ def network(method: Method, module: nn.Module, *inputs: Value, **options: Value)
 
     Only the graph is kept between passes; parameters are read from the module at each pass.
     """
-    if not is_random_value((inputs, options)) and next(posteriors(module), None) is None:
+    if is_plain(module, inputs, options):
         return module(*inputs, **options)
     if is_torchs_own(module):
         raise missing(method, module)

@@ -19,6 +19,7 @@ from .. import moments
 from ..gaussian import Activation, Gaussian, mean_of
 from ..jacobian import correlated
 from ..methods.base import Call, Method, Value
+from ..methods.noise import Bound
 from ..methods.tables import DVI, EXACT
 from ..objectives import ELBO
 from ..posterior import draw, is_random, posteriors
@@ -140,8 +141,7 @@ def audit(
         method = elbo.method
         exact = DVI if method.samples or method.deterministic else method | EXACT
         seen = _Seen(elbo, exact if method.samples else method, x)
-        # A method that scales its sums computes a different function from the plain network with its weights.
-        deep = not seen.one_hidden_layer and not method.scaled
+        deep = not seen.one_hidden_layer
         own = (
             _sampled(elbo, _passes(elbo, samples, seed), x)
             if method.samples
@@ -199,8 +199,15 @@ def _passes(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]:
 def _networks(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]:
     """Plain passes with weights sampled from the posterior, the same samples for every part of the data."""
 
+    parameters = {name: p for name, p in elbo.net.named_parameters() if "logvar" in name}
+    no_variance = {f"net.{name}": torch.full_like(p, -torch.inf) for name, p in parameters.items()}
+
     def run(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(elbo.net, weights, (x,))
+        if not elbo.method.scaled:
+            return functional_call(elbo.net, weights, (x,))
+        # The plain network does not scale its sums; the method does, on weights without variance.
+        fixed = {f"net.{name}": weight for name, weight in weights.items()} | no_variance
+        return mean_of(functional_call(Bound(elbo.net), fixed, (elbo.method, x)))
 
     def outputs(x: Tensor) -> Tensor:
         generator = torch.Generator(x.device).manual_seed(seed)
@@ -248,7 +255,7 @@ class _Seen:
         )
 
     def watch(self, call: Call) -> Value:
-        if call.rule.container:
+        if call.rule.container or call.rule.layer is not None:  # the calls inside tell more
             return call.output
         if isinstance(call.operation, nn.Module) and is_random(call.operation):
             self.layer = call.operation
@@ -261,15 +268,14 @@ class _Seen:
         return call.output
 
     def _count(self, call: Call) -> None:
-        """One elementwise activation and one linear layer keep the entries independent up to the output."""
-        gain = (
-            None if call.rule.gain is None or not isinstance(call.output, Gaussian) else call.rule.gain(call)
-        )
+        """One elementwise activation, then one linear layer keep the entries independent up to the output."""
+        gain = call.gain
         moves = isinstance(call.operation, nn.Flatten) or isinstance(gain, float)
         if isinstance(call.operation, nn.Linear) and len(call.x.shape) == 2:
             self.linear += 1
         elif isinstance(gain, Tensor):
             self.nonlinear += 1
+            self.one_hidden_layer &= self.linear == 0
         elif not moves:
             self.one_hidden_layer = False
         self.one_hidden_layer &= self.linear <= 1 and self.nonlinear <= 1

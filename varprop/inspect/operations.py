@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..gaussian import Activation, Gaussian
-from ..graph.residual import covariance, layer_call
+from ..graph.residual import covariance
 from ..graph.steps import Place, Ref
 from ..graph.walk import walk
 from ..methods.base import Call, Kind, Method, Value, is_random_value, row
@@ -152,7 +152,7 @@ class _Recorder:
     def _kind(self, call: Call, place: Place) -> Kind:
         if not (is_random_value(call.output) or call.method.samples):
             return Kind("plain")
-        rule = layer_call(call).rule
+        rule = call.as_layer.rule
         known = Kind(rule.kind, rule.equation)
         if not rule.takes_independent:
             return known

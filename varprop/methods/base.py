@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..gaussian import Activation, Gaussian
+from ..posterior import posteriors
 
 if TYPE_CHECKING:
     from ..graph.steps import Place
@@ -151,9 +152,31 @@ class Call:
         assert isinstance(self.operation, nn.Module)
         return self.operation
 
+    @property
+    def function(self) -> Function:
+        """The operation as something to call; a tensor method is looked up by its name."""
+        return callable_of(self.operation, self.args)
+
+    @property
+    def gain(self) -> Gain | nn.Module | tuple[Gain, Gain] | None:
+        """The gain that the rule states, or else the rule of the layer that the function is equivalent to."""
+        call = self if self.rule.gain is not None else self.as_layer
+        if call.rule.gain is None or not is_random_value((call.args, call.output)):
+            return None
+        gain = call.rule.gain(call)
+        return float(gain) if isinstance(gain, int) else gain
+
+    @property
+    def as_layer(self) -> Call:
+        """The call of the layer that a function is equivalent to, or else the call itself."""
+        if self.rule.layer is None:
+            return self
+        module = self.rule.layer(*self.args, **self.options)
+        return replace(self, rule=self.method.rule(module), operation=module, args=self.args[:1], options={})
+
     def again(self, *args: Value, **options: Value) -> Value:
         """The same rule applied to other inputs, without a watch function."""
-        return self.rule.apply(self.method.watching(None), self.operation, *args, **options)
+        return self.rule.apply(self.method.watching(None), self.function, *args, **options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,10 +230,7 @@ class Method:
         place: Place | None = None,
     ) -> Value:
         """Apply a rule, then call the watch function if there is one."""
-        function: Value = operation
-        if isinstance(operation, str):
-            function = getattr(Tensor if is_random_value(args) else type(args[0]), operation)
-        output = rule.apply(self, function, *args, **options)
+        output = rule.apply(self, callable_of(operation, args), *args, **options)
         if self.watch is None:
             return output
         return self.watch(Call(self, rule, operation, args, options, output, place))
@@ -226,6 +246,14 @@ class Method:
         """The rule for a function or tensor method, else for the torch function of the same name."""
         entry = self.rules.get(function, self.rules.get(in_torch(function)))
         return None if entry is None else as_rule(entry)
+
+
+def callable_of(operation: Operation, args: tuple[Value, ...]) -> Function:
+    """A layer or a function as it is; a tensor method by its name."""
+    if not isinstance(operation, str):
+        return operation
+    method: Function = getattr(Tensor if is_random_value(args) else type(args[0]), operation)
+    return method
 
 
 def in_torch(function: Function | str) -> Function | None:
@@ -267,6 +295,11 @@ def sequential(method: Method, module: nn.Sequential | nn.ModuleList, x: Activat
     for child in module:
         x = method(child, x)
     return x
+
+
+def is_plain(module: nn.Module, *x: Value) -> bool:
+    """Whether neither the module nor its input is random."""
+    return not is_random_value(x) and next(posteriors(module), None) is None
 
 
 def is_random_value(value: Value) -> bool:

@@ -9,7 +9,6 @@ noise that positions have in common.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 
 from ..gaussian import Activation, Gaussian, mean_of, sqrt
 from ..posterior import is_random, posteriors
-from .base import Call, Method, Rule, Value
+from .base import Call, Value
 
 TOGETHER = 0.5
 """Correlation of the deviations of one feature at two positions that share weights: midway between 0 and 1
@@ -64,7 +63,7 @@ class Bound(nn.Module):
 def unexplained(noise: Noise, call: Call) -> Gaussian:
     """For an elementwise operation: the variance beyond its mean slope, Var[y] - gain² Var[x] (Eq. 50)."""
     x, y = call.x, call.output
-    gain = None if call.rule.gain is None or not isinstance(x, Gaussian) else call.rule.gain(call)
+    gain = call.gain if isinstance(x, Gaussian) else None
     if not isinstance(gain, Tensor | float):
         return y
     return noise.added(y, F.relu(y.var - gain**2 * x.var))
@@ -84,12 +83,10 @@ def of_products(noise: Noise, call: Call) -> Value:
 
 def of_averages(noise: Noise, call: Call) -> Value:
     """For an average over positions, which share weights: their deviations are partly in common (Eq. 51)."""
-    x, y, average = call.x, call.output, call.operation
+    x, y = call.x, call.output
     if not isinstance(x, Gaussian):
         return y
-    if isinstance(average, str):
-        average = getattr(Tensor, average)
-    together = average(x.std, *call.args[1:], **call.options).square()
+    together = call.function(x.std, *call.args[1:], **call.options).square()
     return Gaussian.of(y.mean, torch.lerp(y.var, together, TOGETHER))
 
 
@@ -116,9 +113,5 @@ def _shared(noise: Noise, call: Call, y: Gaussian) -> Gaussian:
     shift = {"net.weight": noise.shift(TOGETHER * weight.var.expand_as(weight.mean))}
     if isinstance(layer.bias, Tensor):
         shift["net.bias"] = torch.zeros_like(layer.bias)
-    common = functional_call(Bound(layer), shift, (partial(_apply, call.rule, call.method), call.x.std))
+    common = functional_call(Bound(layer), shift, (lambda _, x: call.again(x), call.x.std))
     return Gaussian.of(y.mean + mean_of(common), y.var)
-
-
-def _apply(rule: Rule, method: Method, layer: nn.Module, x: Activation) -> Value:
-    return rule.apply(method.watching(None), layer, x)

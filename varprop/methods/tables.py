@@ -101,13 +101,13 @@ PBP = Method("PBP", {**DVI.rules, **dict.fromkeys(LINEAR, scaled)}, scaled=True,
 # --------------------------------------------------------------------------- sampled and deterministic passes
 
 
-def _sampled(moments: Rule, method: Method, module: nn.Module, *x: Activation) -> Tensor:
+def _sampled(rule: Rule, method: Method, module: nn.Module, *x: Activation) -> Tensor:
     """A sample of the layer's output given its input (Eq. 19).
 
     A convolution samples each position separately: the marginals are right, the correlation of positions is
     lost.
     """
-    return _sample(moments.apply(method, module, *[_sample(a) for a in x]))
+    return _sample(rule.apply(method, module, *[_sample(a) for a in x]))
 
 
 def _sample(x: Activation) -> Tensor:

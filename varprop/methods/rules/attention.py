@@ -10,14 +10,8 @@ from torch.nn import functional as F
 
 from ... import moments
 from ...gaussian import Activation, Gaussian, as_gaussian, mean_of, move
-from ...posterior import Layer, posteriors, random_tensor
-from ..base import Function, Method, NoRuleError, Table, Value, missing, rule
-
-
-def is_plain(module: nn.Module, *x: object) -> bool:
-    """Whether the module has no random weights and its inputs are deterministic."""
-    return not any(isinstance(a, Gaussian) for a in x) and next(posteriors(module), None) is None
-
+from ...posterior import Layer, random_tensor
+from ..base import Function, Method, NoRuleError, Table, Value, is_plain, missing, rule
 
 # -------------------------------------------------------------------------------------------------- attention
 

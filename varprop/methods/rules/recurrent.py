@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from ... import moments
 from ...gaussian import Activation, Gaussian, as_gaussian
 from ...posterior import Layer, random_tensor
-from ..base import Method, NoRuleError, Table, Value, rule
-from .attention import is_plain
+from ..base import Method, NoRuleError, Table, Value, is_plain, rule
 
 State = tuple[Gaussian, ...]
 _RELU = nn.ReLU()
