@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import varprop as vp
-from varprop.training import loop as training
+from varprop.training import batches, checkpoints
 
 N = 50
 torch.manual_seed(7)
@@ -228,7 +228,7 @@ def test_patience_ends_the_run() -> None:
 
 
 def test_a_share_is_held_out_and_not_trained_on() -> None:
-    train, held_out = training.split((X, Y), 0.2, seed=1)
+    train, held_out = batches.split((X, Y), 0.2, seed=1)
     assert len(train[0]) == 40
     assert torch.equal(torch.cat([train[0], held_out[0]]).sort(0).values, X.sort(0).values)
     a, b = objective(), objective(n_data=40)
@@ -404,7 +404,7 @@ def test_a_checkpoint_is_written_every_so_many_epochs_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
-    monkeypatch.setattr(training._Run, "save", lambda run, path: written.append(run.epoch))
+    monkeypatch.setattr(checkpoints.Run, "save", lambda run, path: written.append(run.epoch))
     vp.fit(objective(), (X, Y), epochs=8, checkpoint=tmp_path / "run.pt", every=3)
     assert written == [3, 6, 8]
 
