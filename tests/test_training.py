@@ -292,7 +292,9 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 def test_data_is_checked() -> None:
     with pytest.raises(ValueError, match="the objective has n_data=49, the data has 50 rows"):
         vp.fit(objective(49), (X, Y))
-    with pytest.raises(ValueError, match="the tensors have 50, 49 rows"):
+    with pytest.raises(
+        ValueError, match=r"data has shapes \(50, 3\), \(49, 1\); the first dimension must be the same"
+    ):
         vp.fit(objective(), (X, Y[:-1]))
     with pytest.raises(ValueError, match="target has shape"):
         vp.fit(objective(), (X, Y[:, 0]))

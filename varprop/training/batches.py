@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -52,8 +52,7 @@ def batches(data: Data, batch_size: int, fabric: Fabric, shuffle: bool) -> Batch
         shuffle = shuffle and not isinstance(data, IterableDataset)
         data = DataLoader(data, batch_size, shuffle=shuffle)
     if isinstance(data, DataLoader):
-        loader: Batches = fabric.setup_dataloaders(data)
-        return loader
+        return cast(Batches, fabric.setup_dataloaders(data))
     return TensorBatches(data, batch_size, fabric, shuffle)
 
 
@@ -122,8 +121,9 @@ def check_data(caller: str, name: str, data: Data, dims: int = 1) -> None:
             f"{caller}: {name} must be tensors (x, y) or (x, y, weight), got {len(data)} of them."
         )
     if any(t.dim() < dims for t in data) or len({t.shape[:dims] for t in data}) != 1:
-        rows = ", ".join(str(len(t) if t.dim() else "no") for t in data)
-        raise ValueError(f"{caller}: the tensors have {rows} rows; give one target for each input.")
+        shapes = ", ".join(str(tuple(t.shape)) for t in data)
+        first = "dimension" if dims == 1 else "two dimensions, replicas and rows,"
+        raise ValueError(f"{caller}: {name} has shapes {shapes}; the first {first} must be the same.")
     if 0 in data[0].shape[:dims]:
         raise ValueError(f"{caller}: {name} has no rows.")
     if len(data) == 3 and not bool((data[2] >= 0).all() and (data[2].sum(-1) > 0).all()):

@@ -233,15 +233,14 @@ class _Trainer:
 
     @torch.no_grad()
     def _update_noise(self, totals: Totals) -> None:
-        if self.noise == "fixed" or totals.statistic is None:
-            return
         if self.noise == "exact":
             totals = Totals()
             for batch in self.loader:
                 _, sums = self.step(1.0, *batch)
                 totals.add(sums)
             totals.reduce(self.fabric)
-        self.elbo.likelihood.update(totals.statistic)
+        if self.noise != "fixed" and totals.statistic is not None:
+            self.elbo.likelihood.update(totals.statistic)
 
 
 class _Step(nn.Module):
