@@ -132,6 +132,7 @@ def test_a_replica_ends_where_fit_ends(case: str, noise: Any) -> None:
         assert not member.training
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch maps log_ndtr replica by replica
 @pytest.mark.parametrize(
     ("likelihood", "outputs"),
     [

@@ -34,16 +34,13 @@ def step(
     terms = elbo.terms(x, y, weight)
     loss = elbo.loss(replace(terms, kl=kl_weight * terms.kl))
     with torch.no_grad():
-        rows = loss.new_full((), len(y))
-        total_weight = rows if weight is None else weight.sum()
-        sums = {
-            name: value * rows
-            for name, value in (("loss", loss), ("data_fit", terms.data_fit), ("kl", terms.kl))
-        }
-        sums |= {"rows": rows, "weight": total_weight}
+        # One tensor for the three, because a small network's step is made of small operations.
+        sums = {"terms": torch.stack([loss, terms.data_fit, terms.kl]) * len(y)}
+        if weight is not None:
+            sums["weight"] = weight.sum()
         statistic = elbo.likelihood.statistic(terms.f, y, weight)
         if statistic is not None:
-            sums["statistic"] = statistic * total_weight
+            sums["statistic"] = statistic * sums.get("weight", len(y))
     return loss, sums
 
 
@@ -51,40 +48,48 @@ class Totals:
     """Sums over the batches of an epoch, kept on the device."""
 
     def __init__(self) -> None:
+        self.rows = 0
         self.sums: dict[str, Tensor] = {}
 
-    def add(self, sums: Mapping[str, Tensor]) -> None:
+    def add(self, rows: int, sums: Mapping[str, Tensor]) -> None:
+        self.rows += rows
         for name, value in sums.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def reduce(self, fabric: Fabric) -> None:
         """Add up what the processes have seen, each its share of the data."""
-        for name, value in self.sums.items():
-            total = fabric.all_reduce(value, reduce_op="sum")
-            assert isinstance(total, Tensor)
-            self.sums[name] = total
+        totals = {"rows": torch.tensor(self.rows, device=fabric.device), **self.sums}
+        if fabric.world_size > 1:
+            totals = {name: _sum(fabric, value) for name, value in totals.items()}
+        self.rows, self.sums = int(totals.pop("rows")), totals
 
     @property
     def statistic(self) -> Tensor | None:
         """The average over the data of what the likelihood's parameters are set from; None if it has none."""
-        if "statistic" not in self.sums:
-            return None
-        total = self.sums["statistic"]
+        total = self.sums.get("statistic")
+        if total is None or "weight" not in self.sums:
+            return total if total is None else total / self.rows
         return total / _beside(self.sums["weight"], total)
 
     def records(self, epoch: int, seconds: float) -> list[Record]:
         """The epoch as rows of the history: one, or one for each replica."""
-        rows = self.sums["rows"]
-        means = {name: (self.sums[name] / rows).reshape(-1).tolist() for name in ("loss", "data_fit", "kl")}
         return [
             {
                 "epoch": epoch,
-                **{name: values[r] for name, values in means.items()},
+                "loss": loss,
+                "data_fit": data_fit,
+                "kl": kl,
                 "seconds": seconds,
-                "rows_per_second": n / seconds,
+                "rows_per_second": self.rows / seconds,
             }
-            for r, n in enumerate(rows.reshape(-1).tolist())
+            for loss, data_fit, kl in (self.sums["terms"] / self.rows).view(-1, 3).tolist()
         ]
+
+
+def _sum(fabric: Fabric, value: Tensor) -> Tensor:
+    total = fabric.all_reduce(value, reduce_op="sum")
+    assert isinstance(total, Tensor)
+    return total
 
 
 def log_likelihood(elbo: ELBO, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:

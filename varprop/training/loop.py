@@ -195,11 +195,11 @@ class _Trainer:
         for i, batch in enumerate(self.loader):
             if self.cosine:
                 self._set_rate((epoch + i / len(self.loader)) / self.epochs)
-            totals.add(self._train_on(batch, kl_weight(epoch, self.kl_warmup)))
+            totals.add(len(batch[0]), self._train_on(batch, kl_weight(epoch, self.kl_warmup)))
         if self.run.scheduler is not None:
             self.run.scheduler.step()
         self.elbo.eval()
-        if not totals.sums:
+        if not totals.rows:
             raise ValueError(
                 "fit: the data gave no batch; is it empty, or smaller than a batch with drop_last?"
             )
@@ -237,7 +237,7 @@ class _Trainer:
             totals = Totals()
             for batch in self.loader:
                 _, sums = self.step(1.0, *batch)
-                totals.add(sums)
+                totals.add(len(batch[0]), sums)
             totals.reduce(self.fabric)
         if self.noise != "fixed" and totals.statistic is not None:
             self.elbo.likelihood.update(totals.statistic)

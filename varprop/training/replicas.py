@@ -171,7 +171,7 @@ class _Trainer:
                 self.optimiser.param_groups[0]["lr"] = self.lr * cosine(done)
             batch = [t[self.replicas, rows] for t in self.data]
             compile = self.compile and rows.shape[1] == self.batch_size
-            totals.add(self.stack.gradients(kl_weights, batch, compile))
+            totals.add(rows.shape[1], self.stack.gradients(kl_weights, batch, compile))
             self.optimiser.step()
         self.stack.train(False)
         self._update_noise(totals)
@@ -200,7 +200,7 @@ class _Trainer:
             totals, weights = Totals(), self._kl_weights(1.0)
             for part in _parts(self.data):
                 _, sums = self.stack.map(step, weights, *part)
-                totals.add(sums)
+                totals.add(part[0].shape[1], sums)
         if self.noise != "fixed" and totals.statistic is not None:
             self.stack.map(_update, totals.statistic)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -54,8 +54,13 @@ class Stack:
 
     @torch.no_grad()
     def map(self, function: Callable[..., Result], *args: Tensor) -> Result:
-        """function(objective, *args) for each replica and its slice of the arguments."""
-        return self._mapped(function, self.params, self.buffers, *args)
+        """function(objective, *args) for each replica and its slice of the arguments.
+
+        Only a method that samples draws anew for each replica: fixed quasi-random points are the same for all.
+        """
+        samples = self.bound[0].objective.method.samples
+        randomness = "different" if samples else "same"
+        return self._mapped(function, randomness, self.params, self.buffers, *args)
 
     @torch.no_grad()
     def gradients(self, kl_weight: Tensor, batch: Sequence[Tensor], compile: bool) -> Tensors:
@@ -71,18 +76,24 @@ class Stack:
     @torch.no_grad()
     def write_back(self) -> None:
         """Give each objective the values of its replica."""
+        state = self.state
         for r, bound in enumerate(self.bound):
-            for name, value in _tensors(bound):
-                value.copy_(self.state[name][r])
+            for name, value in (*bound.named_parameters(), *bound.named_buffers()):
+                value.copy_(state[name][r])
 
     def _mapped(
-        self, function: Callable[..., Result], params: Tensors, buffers: Tensors, *args: Tensor
+        self,
+        function: Callable[..., Result],
+        randomness: str,
+        params: Tensors,
+        buffers: Tensors,
+        *args: Tensor,
     ) -> Result:
         def one(params: Tensors, buffers: Tensors, *args: Tensor) -> Result:
             result: Result = functional_call(self.bound[0], (params, buffers), (function, *args))
             return result
 
-        return vmap(one, randomness="different")(params, buffers, *args)
+        return vmap(one, randomness=randomness)(params, buffers, *args)
 
     def _traced(self, *arguments: Tensor, compile: bool) -> Program:
         """The step on a batch of this shape, as one program of plain tensor operations.
@@ -93,7 +104,7 @@ class Stack:
         def gradient(
             params: Tensors, buffers: Tensors, *arguments: Tensor
         ) -> tuple[Tensors, Sequence[Tensor]]:
-            loss, sums = self._mapped(step, params, buffers, *arguments)
+            loss, sums = self._mapped(step, "different", params, buffers, *arguments)
             trained = [p for p in params.values() if p.requires_grad]
             # A parameter belongs to one replica, so the gradient of the sum is that of the replica's loss.
             gradients = torch.autograd.grad(loss.sum(), trained, allow_unused=True, materialize_grads=True)
@@ -106,11 +117,6 @@ class Stack:
             program = make_fx(gradient)(self.params, copies, *arguments)
         _drop_idle_operations(program)
         return torch.compile(program, dynamic=False) if compile else program
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
 
 
 def _drop_idle_operations(program: torch.fx.GraphModule) -> None:
