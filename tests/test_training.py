@@ -56,7 +56,7 @@ class Spy:
         return optimiser
 
 
-# --------------------------------------------------------------------------------------------------- history and data
+# ------------------------------------------------------------------------------------------- history and data
 
 
 def test_history_has_a_row_for_each_epoch() -> None:
@@ -109,7 +109,7 @@ def test_every_row_is_seen_once_an_epoch() -> None:
     assert not torch.equal(first, second)
 
 
-# ---------------------------------------------------------------------------------------------------------- randomness
+# ------------------------------------------------------------------------------------------------- randomness
 
 
 @pytest.mark.parametrize("method", [vp.VBP, vp.LOCAL_REPARAM], ids=lambda method: method.name)
@@ -133,7 +133,7 @@ def test_the_global_random_state_is_left_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-# ------------------------------------------------------------------------------------------------- rates, warm-up, clip
+# --------------------------------------------------------------------------------------- rates, warm-up, clip
 
 
 def test_cosine_falls_from_the_rate_to_zero() -> None:
@@ -156,7 +156,7 @@ def test_a_schedule_of_the_user_steps_each_epoch() -> None:
 
 
 def test_warm_up_raises_the_weight_of_the_divergence() -> None:
-    """At a rate of almost zero nothing moves, and the loss of epoch e is -data_fit + (e + 1)/4 KL/n up to full weight."""
+    """With a rate of almost zero, the loss of epoch e is -data_fit + (e + 1)/4 KL/n up to full weight."""
     history = vp.fit(objective(), (X, Y), epochs=5, lr=1e-12, batch_size=N, kl_warmup=3, noise="fixed")
     weights = (history.loss + history.data_fit) * N / history.kl
     assert weights.tolist() == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0], rel=1e-4)
@@ -170,7 +170,7 @@ def test_clip_bounds_the_gradient() -> None:
     assert clipped.norms[0] == pytest.approx(0.5, rel=1e-4)
 
 
-# --------------------------------------------------------------------------------------------------------------- noise
+# ------------------------------------------------------------------------------------------------------ noise
 
 
 @torch.no_grad()
@@ -200,7 +200,7 @@ def test_fixed_noise_stays() -> None:
     assert float(elbo.likelihood.precision) == 3.0
 
 
-# ---------------------------------------------------------------------------------------------------------- validation
+# ------------------------------------------------------------------------------------------------- validation
 
 
 def test_the_best_weights_are_restored() -> None:
@@ -237,7 +237,7 @@ def test_a_share_is_held_out_and_not_trained_on() -> None:
     assert not same(a, b), "n_data is the user's to say: all rows, or those trained on"
 
 
-# ------------------------------------------------------------------------------------------------------------- weights
+# ---------------------------------------------------------------------------------------------------- weights
 
 
 def test_weights_count_like_repeated_rows(float64: None) -> None:
@@ -246,7 +246,7 @@ def test_weights_count_like_repeated_rows(float64: None) -> None:
     repeated = (x.repeat_interleave(counts, 0), y.repeat_interleave(counts, 0))
     n = int(counts.sum())
     weighted, duplicated = objective(), objective(n)
-    # The weighted loss is n/N times the other: plain descent with the rate divided by that takes the same steps.
+    # The weighted loss is n/N times the other: gradient descent with the rate divided by that is the same.
     vp.fit(
         weighted,
         (x, y, counts.double()),
@@ -268,7 +268,7 @@ def test_weights_count_in_validation() -> None:
     assert weighted.validation[0] == pytest.approx(some.validation[0], rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_missing_values_end_the_run() -> None:
         vp.fit(objective(), (x, Y))
 
 
-# ------------------------------------------------------------------------------------------------------ bar and loggers
+# -------------------------------------------------------------------------------------------- bar and loggers
 
 
 def test_the_bar_writes_to_stderr_when_asked_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,7 +335,7 @@ def test_loggers_of_fabric_are_told(tmp_path: Path) -> None:
     assert len(rows) == 3
 
 
-# --------------------------------------------------------------------------------------------------- checkpoint, resume
+# ----------------------------------------------------------------------------------------- checkpoint, resume
 
 
 def own_generator() -> DataLoader[Any]:

@@ -330,13 +330,13 @@ def centred(net: Net) -> Net:
     return net
 
 
-def widen(net: nn.Module, by: float) -> None:
-    """Add to the log-variance of every random weight, in place."""
+def scale_variances(net: nn.Module, log_factor: float) -> None:
+    """Multiply the variance of every random weight by exp(log_factor), in place."""
     with torch.no_grad():
         for layer in net.modules():
             for name, logvar in layer.named_parameters(recurse=False):
                 if name.endswith(("_logvar", "_logvar_out")) and not isinstance(layer, Scales):
-                    logvar.add_(by)
+                    logvar.add_(log_factor)
 
 
 def random_weight(layer: Layer) -> Weight:

@@ -1,4 +1,4 @@
-"""Whether objectives can be trained as replicas of one: they may differ only in the values of their tensors."""
+"""Whether objectives can be trained as replicas: they may differ only in the values of their tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..objectives import ELBO
 
 
 def check_members(members: Sequence[ELBO]) -> None:
-    """Refuse members that differ in more than their values: the first one's operations are run for all of them."""
+    """Refuse members that differ in more than their values: the first one's operations run for all."""
     if not members:
         raise ValueError("replicas.fit: there is no objective to train; give at least one.")
     first = members[0]
@@ -30,15 +30,15 @@ def check_members(members: Sequence[ELBO]) -> None:
         for name, tensor in _tensors(other):
             if owners.setdefault(id(tensor), r) != r:
                 raise ValueError(
-                    f"replicas.fit: members {owners[id(tensor)]} and {r} share the tensor {name!r}; give each member"
-                    " its own network and likelihood."
+                    f"replicas.fit: members {owners[id(tensor)]} and {r} share the tensor {name!r}; give each"
+                    " member its own network and likelihood."
                 )
 
 
 def _difference(member: int, where: str) -> ValueError:
     return ValueError(
-        f"replicas.fit: member {member} differs from the first {where}; members may differ only in the values of"
-        " their parameters."
+        f"replicas.fit: member {member} differs from the first {where}; members may differ only in the values"
+        " of their parameters."
     )
 
 
@@ -77,7 +77,7 @@ def _description(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device,
 
 
 def alike(a: object, b: object) -> bool:
-    """Whether two values say the same, where Python compares functions, partials and most objects by identity.
+    """Whether two values say the same; Python compares functions, partials and most objects by identity.
 
     >>> alike(vp.vbp(slope=5.0), vp.vbp(slope=5.0)), alike(vp.vbp(slope=5.0), vp.vbp(slope=6.0))
     (True, False)

@@ -114,7 +114,7 @@ def check_data(caller: str, name: str, data: Data, dims: int = 1) -> None:
         if isinstance(data, Sequence) and not isinstance(data, str):
             got += f" of {', '.join(type(t).__name__ for t in data)}"
         raise TypeError(
-            f"{caller}: {name} must be tensors (x, y) or (x, y, weight), a Dataset or a DataLoader, got a {got}."
+            f"{caller}: {name} must be tensors (x, y) or (x, y, weight), a Dataset or DataLoader, got {got}."
         )
     if len(data) not in (2, 3):
         raise ValueError(
@@ -145,7 +145,8 @@ def wrong_size(caller: str, n_data: float, rows: int, trained: int) -> ValueErro
     if trained != rows:
         split, right = f", {trained} of them to train on", f"n_data={rows} or n_data={trained}"
     return ValueError(
-        f"{caller}: the objective has n_data={n_data}, the data has {rows} rows{split}; make the ELBO with {right}."
+        f"{caller}: the objective has n_data={n_data}, the data has {rows} rows{split}; make the ELBO with"
+        f" {right}."
     )
 
 

@@ -1,4 +1,4 @@
-"""What `fit` and `replicas.fit` share: the step on a batch, the totals of an epoch, validation and early stopping.
+"""What `fit` and `replicas.fit` share: a step, the totals of an epoch, validation and early stopping.
 
 Everything works on one objective and, mapped over stacked parameters, on many: a number of the one is then a
 tensor with an entry for each replica.
@@ -100,7 +100,7 @@ def log_likelihood(elbo: ELBO, x: Tensor, y: Tensor, weight: Tensor | None = Non
 
 
 class Best:
-    """Early stopping: the state of the epoch with the best validation so far; of replicas, each its own epoch.
+    """Early stopping: the state of the epoch with the best validation so far, separately for each replica.
 
     :param patience: epochs without a better one after which training, or a replica, stops; None for never.
     :param shape: () for one objective, (replicas,) for several.
@@ -194,7 +194,7 @@ def check_options(
         )
     if patience is not None and isinstance(validation, Real) and not validation:
         raise ValueError(
-            f"{caller}: patience needs validation data; give `validation`, a share such as 0.1 or separate data."
+            f"{caller}: patience needs validation data; give `validation`, such as 0.1 or separate data."
         )
     for seed in seeds:
         if not (isinstance(seed, Integral) and abs(seed) < 2**43):

@@ -58,27 +58,30 @@ def fit(
 ) -> pd.DataFrame:
     """Minimise the objective over the data and return the history, a row for each epoch.
 
-    The columns are `epoch`, `loss`, `data_fit`, `kl` (averages over the epoch), `seconds`, `rows_per_second` and,
-    with validation data, `validation`. `replicas.fit` takes the same options for many objectives at once.
+    The columns are `epoch`, `loss`, `data_fit`, `kl` (averages over the epoch), `seconds`, `rows_per_second`
+    and, with validation data, `validation`. `replicas.fit` takes the same options for many objectives at
+    once.
 
-    :param data: tensors (x, y) or (x, y, weight), a Dataset of such rows, or a DataLoader of such batches, which
-        then sets the batch size.
+    :param data: tensors (x, y) or (x, y, weight), a Dataset of such rows, or a DataLoader of such batches,
+        which then sets the batch size.
     :param optimizer: makes an optimiser from parameters; Adam with `lr` by default.
-    :param schedule: None for a constant rate; "cosine" lowers it to zero over the run; or a function that makes a
-        torch scheduler, which is stepped after each epoch.
+    :param schedule: None for a constant rate; "cosine" lowers it to zero over the run; or a function that
+        makes a torch scheduler, which is stepped after each epoch.
     :param kl_warmup: epochs over which the weight of the KL divergence rises to 1.
-    :param noise: the likelihood's parameters, such as the noise, are set after each epoch from statistics gathered
-        during it ("running") or in an extra pass with the new weights ("exact"), or stay fixed ("fixed").
-    :param validation: a share of the data to hold out, or separate data. Its mean predictive log-likelihood is in
-        the history, and the weights of the best epoch are restored at the end.
+    :param noise: the likelihood's parameters, such as the noise, are set after each epoch from statistics
+        gathered during it ("running") or in an extra pass with the new weights ("exact"), or stay fixed
+        ("fixed").
+    :param validation: a share of the data to hold out, or separate data. Its mean predictive log-likelihood
+        is in the history, and the weights of the best epoch are restored at the end.
     :param patience: stop after this many epochs without a better validation.
     :param clip: largest gradient norm.
-    :param checkpoint: a file that always holds the latest state, replaced as a whole every `every` epochs. With
-        `resume`, training continues from it and ends at the same weights, bit for bit, as without interruption.
+    :param checkpoint: a file that always holds the latest state, replaced as a whole every `every` epochs.
+        With `resume`, training continues from it and ends at the same weights, bit for bit, as without
+        interruption.
     :param seed: fixes the order of the data and all sampling. The global random state is not changed.
     :param progress: show a progress bar; by default only on a terminal.
-    :param fabric: a Lightning Fabric for devices, precision, processes and loggers; by default one device, a GPU
-        if there is one.
+    :param fabric: a Lightning Fabric for devices, precision, processes and loggers; by default one device, a
+        GPU if there is one.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=64)
@@ -99,7 +102,8 @@ def fit(
     )
     if not (schedule is None or schedule == "cosine" or callable(schedule)):
         raise ValueError(
-            f'fit: schedule must be None, "cosine" or a function that makes a torch scheduler, got {schedule!r}.'
+            'fit: schedule must be None, "cosine" or a function that makes a torch scheduler,'
+            f" got {schedule!r}."
         )
     if resume and checkpoint is None:
         raise ValueError("fit: resume needs the file to go on from; give `checkpoint`.")

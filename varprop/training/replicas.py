@@ -1,8 +1,8 @@
-"""Many copies of one network trained at once: the splits of a data set, several seeds, the members of an ensemble.
+"""Many copies of one network trained at once: splits of a data set, seeds, or members of an ensemble.
 
-The parameters of the copies are stacked and the objective is mapped over them (`torch.func`), so that a step of
-all copies is a step of one network with larger tensors. Each copy has its own data, order of batches, noise and
-early stopping: it ends where `fit` would have taken it alone.
+The parameters of the copies are stacked and the objective is mapped over them (`torch.func`), so that a step
+of all copies is a step of one network with larger tensors. Each copy has its own data, order of batches,
+noise and early stopping: it ends where `fit` would have taken it alone.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def fit(
 ) -> pd.DataFrame:
     """Train objectives of one architecture with Adam, all at once and in place, and return their history.
 
-    The options are those of `fit`, and so are the results: with a method that does not sample, a member ends at the
-    weights at which `fit(member, (x[r], y[r]), seed=seeds[r], ...)` ends, up to rounding. The history has the
-    columns of `fit` and `replica`, and a row for each epoch and replica, until the replica stops.
+    The options are those of `fit`, and so are the results: with a method that does not sample, a member ends
+    at the weights at which `fit(member, (x[r], y[r]), seed=seeds[r], ...)` ends, up to rounding. The history
+    has the columns of `fit` and `replica`, and a row for each epoch and replica, until the replica stops.
 
     :param members: objectives that differ only in the values of their parameters.
     :param x: inputs with the replicas in the first dimension; data that all members share is given as
@@ -68,16 +68,19 @@ def fit(
     :param weight: how often each data point counts, of shape (replicas, rows).
     :param schedule: None for a constant rate; "cosine" lowers it to zero over the run.
     :param kl_warmup: epochs over which the weight of the KL divergence rises to 1.
-    :param noise: the likelihood's parameters, such as the noise, are set after each epoch from statistics gathered
-        during it ("running") or in an extra pass with the new weights ("exact"), or stay fixed ("fixed").
-    :param validation: a share of each replica's rows to hold out, or tensors (x, y) or (x, y, weight) with the
-        replicas in the first dimension. Their mean predictive log-likelihood is in the history, and each replica
-        ends with the weights of its best epoch.
-    :param patience: epochs without a better validation after which a replica stops; training ends when all have.
-    :param seeds: one for each replica, which fixes its held-out rows and the order of its batches; 0, 1, 2, ... by
-        default. The first one also fixes the sampling of a method that samples. The global random state is not changed.
-    :param compile: compile the step with `torch.compile`, which takes about ten seconds and pays off after a few
-        thousand steps.
+    :param noise: the likelihood's parameters, such as the noise, are set after each epoch from statistics
+        gathered during it ("running") or in an extra pass with the new weights ("exact"), or stay fixed
+        ("fixed").
+    :param validation: a share of each replica's rows to hold out, or tensors (x, y) or (x, y, weight) with
+        the replicas in the first dimension. Their mean predictive log-likelihood is in the history, and each
+        replica ends with the weights of its best epoch.
+    :param patience: epochs without a better validation after which a replica stops; training ends when all
+        have.
+    :param seeds: one for each replica, which fixes its held-out rows and the order of its batches; 0, 1, 2,
+        ... by default. The first one also fixes the sampling of a method that samples. The global random
+        state is not changed.
+    :param compile: compile the step with `torch.compile`, which takes about ten seconds and pays off after a
+        few thousand steps.
 
     >>> def member():
     ...     net = vp.variational(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)), init="he")
@@ -209,8 +212,8 @@ def _check_finite(records: Sequence[Record]) -> None:
     for record in records:
         if not math.isfinite(record["loss"]):
             raise FloatingPointError(
-                f"replicas.fit: the loss of replica {record['replica']} is {record['loss']} in epoch {record['epoch']};"
-                " check its data, or lower lr."
+                f"replicas.fit: the loss of replica {record['replica']} is {record['loss']} in epoch"
+                f" {record['epoch']}; check its data, or lower lr."
             )
 
 
@@ -240,6 +243,6 @@ def _check_shapes(name: str, data: Batch, replicas: int) -> None:
     check_data("replicas.fit", name, data, dims=2)
     if len(data[0]) != replicas:
         raise ValueError(
-            f"replicas.fit: {name} is for {len(data[0])} replicas, but there are {replicas} members; data that all share"
-            f" is given as x.expand({replicas}, *x.shape)."
+            f"replicas.fit: {name} is for {len(data[0])} replicas, but there are {replicas} members; data"
+            f" that all share is given as x.expand({replicas}, *x.shape)."
         )

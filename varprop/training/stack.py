@@ -16,11 +16,11 @@ from .epochs import step
 Result = TypeVar("Result")
 Tensors: TypeAlias = dict[str, Tensor]
 Program: TypeAlias = Callable[..., tuple[Tensors, Sequence[Tensor]]]
-"""(params, buffers, kl_weight, *batch) -> what the batch adds to the totals of the epoch, and the gradients."""
+"""(params, buffers, kl_weight, *batch) -> what the batch adds to the totals, and the gradients."""
 
 
 class _Bound(nn.Module):
-    """An objective whose `forward` applies any function to it, so that `functional_call` can call the function."""
+    """An objective whose `forward` applies any function to it, which `functional_call` can call."""
 
     def __init__(self, objective: ELBO) -> None:
         super().__init__()
@@ -56,7 +56,8 @@ class Stack:
     def map(self, function: Callable[..., Result], *args: Tensor) -> Result:
         """function(objective, *args) for each replica and its slice of the arguments.
 
-        Only a method that samples draws anew for each replica: fixed quasi-random points are the same for all.
+        Only a method that samples draws anew for each replica: fixed quasi-random points are the same for
+        all.
         """
         samples = self.bound[0].objective.method.samples
         randomness = "different" if samples else "same"
@@ -98,7 +99,8 @@ class Stack:
     def _traced(self, *arguments: Tensor, compile: bool) -> Program:
         """The step on a batch of this shape, as one program of plain tensor operations.
 
-        Tracing it once removes the cost of mapping, module calls and recording gradients from all later steps.
+        Tracing it once removes the cost of mapping, module calls and recording gradients from all later
+        steps.
         """
 
         def gradient(
