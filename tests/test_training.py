@@ -282,11 +282,61 @@ def test_weights_count_in_validation() -> None:
         ({"patience": 3}, "patience needs validation data"),
         ({"resume": True}, "resume needs the file"),
         ({"validation": 1.5}, "validation must be a share"),
+        ({"validation": 0.999}, "validation=0.999 leaves none of the 50 rows to train on"),
+        ({"validation": (OTHER, OTHER[:3])}, "validation has shapes"),
+        ({"validation": 0.1, "patience": 0}, "patience must be positive"),
+        ({"epochs": 2.5}, "epochs must be positive and a whole number"),
+        ({"epochs": "ten"}, "epochs must be positive and a whole number"),
+        ({"kl_warmup": -1}, "kl_warmup must be a whole number of epochs, zero or more"),
+        ({"clip": 0.0}, "clip must be positive"),
+        ({"lr": math.nan}, "lr must be positive"),
+        ({"seed": 2**50}, "a seed must be a whole number below"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         vp.fit(objective(), (X, Y), **options)
+
+
+@pytest.mark.parametrize("rows", [40, 50])
+@pytest.mark.parametrize("kind", ["tensors", "dataset"])
+def test_n_data_may_count_the_rows_that_are_held_out(rows: int, kind: str) -> None:
+    data = (X, Y) if kind == "tensors" else TensorDataset(X, Y)
+    assert len(vp.fit(objective(n_data=rows), data, epochs=2, validation=0.2)) == 2
+
+
+def test_a_wrong_n_data_is_told_what_to_be() -> None:
+    right = (
+        r"n_data=45, the data has 50 rows, 40 of them to train on; make the ELBO with n_data=50 or n_data=40"
+    )
+    with pytest.raises(ValueError, match=right):
+        vp.fit(objective(n_data=45), (X, Y), validation=0.2)
+    weighted = TensorDataset(X, Y, torch.full((N,), 2.0))
+    vp.fit(objective(n_data=2 * N), weighted, epochs=1)  # weights tell how much data there is
+
+
+def test_a_share_of_a_dataset_is_that_of_its_tensors() -> None:
+    _, tensors = batches.split((X, Y), 0.1, seed=3)
+    _, rows = batches.split(TensorDataset(X, Y), 0.1, seed=3)
+    assert torch.equal(torch.stack([x for x, _ in rows]), tensors[0])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (X, "data must be tensors"),
+        ("data.csv", "data must be tensors"),
+        ((X.numpy(), Y.numpy()), "got tuple of ndarray, ndarray"),
+        ((X,), "got 1 of them"),
+        ((X[:0], Y[:0]), "data has no rows"),
+        ((X, Y, torch.zeros(N)), "weights of data must be zero or more, and not all zero"),
+        ((X, Y, -torch.ones(N)), "weights of data must be zero or more, and not all zero"),
+    ],
+    ids=str,
+)
+def test_what_is_no_data_is_refused(data: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"fit: .*{message}"):
+        vp.fit(objective(), data, epochs=1)
 
 
 def test_data_is_checked() -> None:
@@ -302,6 +352,11 @@ def test_data_is_checked() -> None:
         vp.fit(objective(), DataLoader(TensorDataset(X, Y)), validation=0.1)
     with pytest.raises(ValueError, match="the data gave no batch"):
         vp.fit(objective(), DataLoader(TensorDataset(X, Y), batch_size=64, drop_last=True), epochs=1)
+
+
+def test_an_objective_without_gradients_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is nothing to train"):
+        vp.fit(objective().requires_grad_(False), (X, Y))
 
 
 def test_missing_values_end_the_run() -> None:

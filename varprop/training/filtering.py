@@ -185,7 +185,7 @@ class AssumedDensityFilter:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Refine the prior by expectation propagation: for each weight, remove its factor and refit it (Eq. 30).
+        """Refine the prior by expectation propagation: remove and refit the factor of each weight (Eq. 30).
 
         The factor has mean 0, so the precision of a weight changes as much as that of the factor, and
         precision times mean does not change.
@@ -231,8 +231,8 @@ class AssumedDensityFilter:
         )
         if x.shape[:2] != y.shape[:2] or len(x) != len(self.belief.mean):
             raise ValueError(
-                f"AssumedDensityFilter: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give a target for"
-                " each input" + (f", for each of {self.replicas} replicas." if self.replicas else ".")
+                f"AssumedDensityFilter: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give a target"
+                " for each input" + (f", for each of {self.replicas} replicas." if self.replicas else ".")
             )
         return [x, y]
 
@@ -250,7 +250,7 @@ def _program(visit: Visit, q: Belief, x: Tensor, y: Tensor, compile: bool) -> Vi
         new = visit(Belief(mean, logvar, Gamma(shape, rate)), x, y)
         return new.mean, new.logvar, *new.noise
 
-    example = [q.mean, q.logvar, *q.noise, x, y]
+    example: list[Tensor | int | torch.SymInt | None] = [q.mean, q.logvar, *q.noise, x, y]
     traced = make_fx(flat)(*example)
     program: Callable[..., Sequence[Tensor]] = traced
     if compile:
