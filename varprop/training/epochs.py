@@ -30,18 +30,20 @@ SAMPLES = 32
 def step(
     elbo: ELBO, kl_weight: float | Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a batch, and what the batch adds to the totals of its epoch."""
+    """The loss of a batch, and its averages for the totals of the epoch."""
     terms = elbo.terms(x, y, weight)
     loss = elbo.loss(replace(terms, kl=kl_weight * terms.kl))
     with torch.no_grad():
         # One tensor for the three, because a small network's step is made of small operations.
-        sums = {"terms": torch.stack([loss, terms.data_fit, terms.kl]) * len(y)}
-        if weight is not None:
-            sums["weight"] = weight.sum()
+        averages = {"terms": torch.stack([loss, terms.data_fit, terms.kl])}
         statistic = elbo.likelihood.statistic(terms.f, y, weight)
         if statistic is not None:
-            sums["statistic"] = statistic * sums.get("weight", len(y))
-    return loss, sums
+            averages["statistic"] = statistic
+        if weight is not None:
+            averages["weight"] = weight.mean()
+            if statistic is not None:
+                averages["statistic"] = statistic * averages["weight"]
+    return loss, averages
 
 
 class Totals:
@@ -51,10 +53,12 @@ class Totals:
         self.rows = 0
         self.sums: dict[str, Tensor] = {}
 
-    def add(self, rows: int, sums: Mapping[str, Tensor]) -> None:
+    def add(self, rows: int, averages: Mapping[str, Tensor]) -> None:
+        """Add the averages of a batch of so many rows."""
         self.rows += rows
-        for name, value in sums.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        for name, value in averages.items():
+            total = self.sums.get(name)
+            self.sums[name] = value * rows if total is None else total.add(value, alpha=rows)
 
     def reduce(self, fabric: Fabric) -> None:
         """Add up what the processes have seen, each its share of the data."""

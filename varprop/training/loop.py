@@ -228,20 +228,20 @@ class _Trainer:
 
     def _train_on(self, batch: Sequence[Tensor], kl_weight: float) -> dict[str, Tensor]:
         self.optimiser.zero_grad()
-        loss, sums = self.step(kl_weight, *batch)
+        loss, averages = self.step(kl_weight, *batch)
         self.fabric.backward(loss)
         if self.clip is not None:
             self.fabric.clip_gradients(self.step, self.optimiser, max_norm=self.clip)
         self.optimiser.step()
-        return sums
+        return averages
 
     @torch.no_grad()
     def _update_noise(self, totals: Totals) -> None:
         if self.noise == "exact":
             totals = Totals()
             for batch in self.loader:
-                _, sums = self.step(1.0, *batch)
-                totals.add(len(batch[0]), sums)
+                _, averages = self.step(1.0, *batch)
+                totals.add(len(batch[0]), averages)
             totals.reduce(self.fabric)
         if self.noise != "fixed" and totals.statistic is not None:
             self.elbo.likelihood.update(totals.statistic)

@@ -202,8 +202,8 @@ class _Trainer:
         if self.noise == "exact":
             totals, weights = Totals(), self._kl_weights(1.0)
             for part in _parts(self.data):
-                _, sums = self.stack.map(step, weights, *part)
-                totals.add(part[0].shape[1], sums)
+                _, averages = self.stack.map(step, weights, *part)
+                totals.add(part[0].shape[1], averages)
         if self.noise != "fixed" and totals.statistic is not None:
             self.stack.map(_update, totals.statistic)
 

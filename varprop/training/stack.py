@@ -16,7 +16,7 @@ from .epochs import step
 Result = TypeVar("Result")
 Tensors: TypeAlias = dict[str, Tensor]
 Program: TypeAlias = Callable[..., tuple[Tensors, Sequence[Tensor]]]
-"""(params, buffers, kl_weight, *batch) -> what the batch adds to the totals, and the gradients."""
+"""(params, buffers, kl_weight, *batch) -> averages of the batch, and the gradients."""
 
 
 class _Bound(nn.Module):
@@ -49,8 +49,8 @@ class Stack:
         return self.params | self.buffers
 
     def train(self, mode: bool = True) -> None:
-        for bound in self.bound:
-            bound.train(mode)
+        """Set the mode of the first objective, whose operations are run for all."""
+        self.bound[0].train(mode)
 
     @torch.no_grad()
     def map(self, function: Callable[..., Result], *args: Tensor) -> Result:
@@ -65,22 +65,23 @@ class Stack:
 
     @torch.no_grad()
     def gradients(self, kl_weight: Tensor, batch: Sequence[Tensor], compile: bool) -> Tensors:
-        """Set the gradients of a batch and return what it adds to the totals of the epoch."""
+        """Set the gradients of a batch and return its averages."""
         size = batch[0].shape[1]
         if size not in self.programs:
             self.programs[size] = self._traced(kl_weight, *batch, compile=compile)
-        sums, gradients = self.programs[size](self.params, self.buffers, kl_weight, *batch)
+        averages, gradients = self.programs[size](self.params, self.buffers, kl_weight, *batch)
         for parameter, gradient in zip(self.trained, gradients, strict=True):
             parameter.grad = gradient
-        return sums
+        return averages
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Give each objective the values of its replica."""
+        """Give each objective the values of its replica, in evaluation mode."""
         state = self.state
         for r, bound in enumerate(self.bound):
             for name, value in (*bound.named_parameters(), *bound.named_buffers()):
                 value.copy_(state[name][r])
+            bound.eval()
 
     def _mapped(
         self,
@@ -106,12 +107,12 @@ class Stack:
         def gradient(
             params: Tensors, buffers: Tensors, *arguments: Tensor
         ) -> tuple[Tensors, Sequence[Tensor]]:
-            loss, sums = self._mapped(step, "different", params, buffers, *arguments)
+            loss, averages = self._mapped(step, "different", params, buffers, *arguments)
             trained = [p for p in params.values() if p.requires_grad]
             # A parameter belongs to one replica, so the gradient of the sum is that of the replica's loss.
             gradients = torch.autograd.grad(loss.sum(), trained, allow_unused=True, materialize_grads=True)
             # The fused optimiser reads memory in order and ignores strides.
-            return sums, [g.contiguous() for g in gradients]
+            return averages, [g.contiguous() for g in gradients]
 
         # Tracing runs the step once, which must not move running statistics.
         copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
