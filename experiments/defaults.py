@@ -189,8 +189,9 @@ def score(recipe: Recipe, splits: data.Splits) -> Scores:
         epochs=epochs,
         lr=recipe.lr,
         batch_size=recipe.batch_size(n),
-        schedule="cosine" if recipe.schedule == "cosine" else "constant",
-        warmup=round(recipe.warmup * epochs),
+        schedule="cosine" if recipe.schedule == "cosine" else None,
+        kl_warmup=round(recipe.warmup * epochs),
+        noise="exact",
     )
     scores: Scores = {"error": [], "log_likelihood": [], "calibration": [], "gap": []}
     for k, (x, y) in enumerate(zip(splits.x_test, splits.y_test, strict=True)):

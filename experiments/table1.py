@@ -65,7 +65,7 @@ class Recipe:
     noise: Literal["type-II", "heteroscedastic"] = "type-II"
     epochs: tuple[int, int] = (100, 100)
     """For the small sets and for the large ones."""
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["cosine"] | None = None
     settle: float = 0.0
     """Share of the epochs with constant noise; heteroscedastic noise from the start would absorb errors."""
     kl_z_weight: float = 0.0
@@ -111,7 +111,7 @@ def train(recipe: Recipe, splits: data.Splits, epochs: int | None, seed: int) ->
     members = [recipe.objective(n, features, hidden, s) for s in seeds]
     epochs, batch = epochs or recipe.epochs_for(splits.name), BATCH[splits.name]
     x, y = splits.x.repeat_interleave(m, 0), splits.y.repeat_interleave(m, 0)
-    fit = partial(vp.replicas.fit, x=x, y=y, lr=0.01, batch_size=batch, seeds=seeds)
+    fit = partial(vp.replicas.fit, x=x, y=y, lr=0.01, batch_size=batch, noise="exact", seeds=seeds)
     if settling := round(recipe.settle * epochs):
         first = replace(recipe, noise="type-II")
         settled = [first.objective(n, features, hidden, s) for s in seeds]

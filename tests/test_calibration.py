@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import varprop as vp
-from varprop.posterior import Posterior, widen
+from varprop.posterior import Posterior, scale_variances
 
 
 def blobs(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -87,9 +87,9 @@ def test_the_factor_is_the_best(classifier: dict[str, Tensor]) -> None:
     elbo = vp.calibrate(again(classifier), unseen, vp.likelihoods.Categorical())
 
     def score(shift: float) -> float:
-        widen(elbo.net, shift)
+        scale_variances(elbo.net, shift)
         value = vp.metrics.log_likelihood(elbo.predict(unseen[0]), unseen[1]).item()
-        widen(elbo.net, -shift)
+        scale_variances(elbo.net, -shift)
         return value
 
     assert score(0.0) > max(score(-0.5), score(0.5))
@@ -126,10 +126,10 @@ def test_centred_is_normal_about_the_centre() -> None:
         vp.priors.Centred().kl(Posterior(mean, logvar))
 
 
-def test_a_factored_posterior_is_widened_once() -> None:
+def test_the_variances_of_a_factored_posterior_are_scaled_once() -> None:
     net = vp.variational(nn.Linear(3, 2), posterior="factored", biases=True)
     before = [q.logvar.detach().clone() for _, q in vp.posteriors(net)]
-    widen(net, 2.0)
+    scale_variances(net, 2.0)
     for (_, q), logvar in zip(vp.posteriors(net), before, strict=True):
         torch.testing.assert_close(q.logvar, logvar + 2)
 
@@ -140,7 +140,7 @@ def test_calibrate_refuses() -> None:
         vp.calibrate(nn.Linear(2, 2), data, vp.likelihoods.Categorical(), means="some")  # type: ignore[arg-type]
 
 
-# ----------------------------------------------------------------------------------------------------- posteriors from elsewhere
+# ------------------------------------------------------------------------------- posteriors made elsewhere
 
 
 def small() -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""Probabilistic backpropagation against an implementation of its own: plain NumPy, gradients by the complex step."""
+"""Probabilistic backpropagation against a second one in plain NumPy, with complex-step gradients."""
 
 import math
 import shutil
@@ -26,7 +26,7 @@ def regression(n, inputs, seed=0):
     return x, y
 
 
-# ------------------------------------------------------------------------------- the same algorithm, written a second time
+# ------------------------------------------------------------------ the same algorithm, written a second time
 
 
 class NumpyPBP:
@@ -208,7 +208,7 @@ def test_the_posterior_starts_at_random_means_and_the_prior_variance():
     assert (logvar.exp() - 1.2).abs().max() < 1e-12
 
 
-# ------------------------------------------------------------------------------------------------------------ gamma beliefs
+# ---------------------------------------------------------------------------------------------- gamma beliefs
 
 
 def gamma(shape, rate):
@@ -233,7 +233,7 @@ def test_gamma_is_conjugate_when_the_evidence_is_exact():
     assert rate.item() == pytest.approx(b + r**2 / 2, rel=1e-12)
 
 
-# ------------------------------------------------------------------------------------------------------ one layer is Kalman
+# ---------------------------------------------------------------------------------------- one layer is Kalman
 
 
 def linear_filter(inputs):
@@ -279,7 +279,7 @@ def test_one_layer_is_a_kalman_filter_that_keeps_the_diagonal_and_never_widens()
         var = narrower
 
 
-# ------------------------------------------------------------------------------------------ prediction, replicas, compiling
+# ---------------------------------------------------------------------------- prediction, replicas, compiling
 
 
 def test_prediction_is_the_moments_of_the_network_plus_the_expected_noise():
@@ -356,7 +356,7 @@ def test_a_convolution_divides_by_the_root_of_its_kernel_and_bias():
     torch.testing.assert_close(scaled.var, plain.var / 19)
 
 
-# ------------------------------------------------------------------------------------------------------------------ misuse
+# ----------------------------------------------------------------------------------------------------- misuse
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_parameter_without_a_variance_of_its_own_is_refused(options):
 @pytest.mark.parametrize(("replicas", "shape"), [(None, (7, 1)), (2, (2, 7, 1)), (3, (3, 8, 1))])
 def test_data_that_do_not_fit_are_refused(replicas, shape):
     pbp = vp.AssumedDensityFilter(network(3, 2, 1), replicas=replicas)
-    with pytest.raises(ValueError, match="as many of the one as of the other"):
+    with pytest.raises(ValueError, match="give a target for each input"):
         pbp.update(torch.zeros((8, 3) if replicas is None else (2, 8, 3)), torch.zeros(shape))
 
 
@@ -382,3 +382,16 @@ def test_a_target_that_would_broadcast_is_refused():
 def test_a_network_without_random_weights_has_no_log_marginal():
     with pytest.raises(ValueError, match="without variance"):
         vp.LogMarginal(nn.Linear(2, 1), vp.PBP)(torch.zeros(1, 2), torch.zeros(1, 1), torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"noise": (1.0, 6.0)}, "noise must be a shape above 1 and a positive rate, got 1.0 and 6.0"),
+        ({"prior": (6.0, 0.0)}, "prior must be a shape above 1"),
+        ({"replicas": 0}, "replicas must be positive"),
+    ],
+)
+def test_options_that_are_no_distribution_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        vp.AssumedDensityFilter(network(3, 2, 1), **options)

@@ -136,10 +136,10 @@ def test_a_gain_may_be_a_whole_number() -> None:
     class Sum(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.double = Double()
+            self.twice = Double()
 
         def forward(self, x: Tensor) -> Tensor:
-            return x + self.double(x)
+            return x + self.twice(x)
 
     method = vp.DVI | {Double: vp.Rule(lambda method, module, x: x * 2.0, "exact", gain=lambda call: 2)}
     x = vp.Gaussian(torch.zeros(3), torch.ones(3))

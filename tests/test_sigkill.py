@@ -1,4 +1,4 @@
-"""A training process that is killed again and again ends at the weights of one that was left alone, bit for bit."""
+"""A training process that is killed repeatedly ends at the weights of an undisturbed one, bit for bit."""
 
 import multiprocessing
 import os

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import varprop as vp
-from varprop.training import loop as training
+from varprop.training import batches, checkpoints
 
 N = 50
 torch.manual_seed(7)
@@ -56,7 +56,7 @@ class Spy:
         return optimiser
 
 
-# --------------------------------------------------------------------------------------------------- history and data
+# ------------------------------------------------------------------------------------------- history and data
 
 
 def test_history_has_a_row_for_each_epoch() -> None:
@@ -109,7 +109,7 @@ def test_every_row_is_seen_once_an_epoch() -> None:
     assert not torch.equal(first, second)
 
 
-# ---------------------------------------------------------------------------------------------------------- randomness
+# ------------------------------------------------------------------------------------------------- randomness
 
 
 @pytest.mark.parametrize("method", [vp.VBP, vp.LOCAL_REPARAM], ids=lambda method: method.name)
@@ -133,7 +133,7 @@ def test_the_global_random_state_is_left_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-# ------------------------------------------------------------------------------------------------- rates, warm-up, clip
+# --------------------------------------------------------------------------------------- rates, warm-up, clip
 
 
 def test_cosine_falls_from_the_rate_to_zero() -> None:
@@ -156,7 +156,7 @@ def test_a_schedule_of_the_user_steps_each_epoch() -> None:
 
 
 def test_warm_up_raises_the_weight_of_the_divergence() -> None:
-    """At a rate of almost zero nothing moves, and the loss of epoch e is -data_fit + (e + 1)/4 KL/n up to full weight."""
+    """With a rate of almost zero, the loss of epoch e is -data_fit + (e + 1)/4 KL/n up to full weight."""
     history = vp.fit(objective(), (X, Y), epochs=5, lr=1e-12, batch_size=N, kl_warmup=3, noise="fixed")
     weights = (history.loss + history.data_fit) * N / history.kl
     assert weights.tolist() == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0], rel=1e-4)
@@ -170,7 +170,7 @@ def test_clip_bounds_the_gradient() -> None:
     assert clipped.norms[0] == pytest.approx(0.5, rel=1e-4)
 
 
-# --------------------------------------------------------------------------------------------------------------- noise
+# ------------------------------------------------------------------------------------------------------ noise
 
 
 @torch.no_grad()
@@ -200,7 +200,7 @@ def test_fixed_noise_stays() -> None:
     assert float(elbo.likelihood.precision) == 3.0
 
 
-# ---------------------------------------------------------------------------------------------------------- validation
+# ------------------------------------------------------------------------------------------------- validation
 
 
 def test_the_best_weights_are_restored() -> None:
@@ -228,7 +228,7 @@ def test_patience_ends_the_run() -> None:
 
 
 def test_a_share_is_held_out_and_not_trained_on() -> None:
-    train, held_out = training.split((X, Y), 0.2, seed=1)
+    train, held_out = batches.split((X, Y), 0.2, seed=1)
     assert len(train[0]) == 40
     assert torch.equal(torch.cat([train[0], held_out[0]]).sort(0).values, X.sort(0).values)
     a, b = objective(), objective(n_data=40)
@@ -237,7 +237,7 @@ def test_a_share_is_held_out_and_not_trained_on() -> None:
     assert not same(a, b), "n_data is the user's to say: all rows, or those trained on"
 
 
-# ------------------------------------------------------------------------------------------------------------- weights
+# ---------------------------------------------------------------------------------------------------- weights
 
 
 def test_weights_count_like_repeated_rows(float64: None) -> None:
@@ -246,7 +246,7 @@ def test_weights_count_like_repeated_rows(float64: None) -> None:
     repeated = (x.repeat_interleave(counts, 0), y.repeat_interleave(counts, 0))
     n = int(counts.sum())
     weighted, duplicated = objective(), objective(n)
-    # The weighted loss is n/N times the other: plain descent with the rate divided by that takes the same steps.
+    # The weighted loss is n/N times the other: gradient descent with the rate divided by that is the same.
     vp.fit(
         weighted,
         (x, y, counts.double()),
@@ -268,7 +268,7 @@ def test_weights_count_in_validation() -> None:
     assert weighted.validation[0] == pytest.approx(some.validation[0], rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -282,6 +282,15 @@ def test_weights_count_in_validation() -> None:
         ({"patience": 3}, "patience needs validation data"),
         ({"resume": True}, "resume needs the file"),
         ({"validation": 1.5}, "validation must be a share"),
+        ({"validation": 0.999}, "validation=0.999 leaves none of the 50 rows to train on"),
+        ({"validation": (OTHER, OTHER[:3])}, "validation has shapes"),
+        ({"validation": 0.1, "patience": 0}, "patience must be positive"),
+        ({"epochs": 2.5}, "epochs must be positive and a whole number"),
+        ({"epochs": "ten"}, "epochs must be positive and a whole number"),
+        ({"kl_warmup": -1}, "kl_warmup must be a whole number of epochs, zero or more"),
+        ({"clip": 0.0}, "clip must be positive"),
+        ({"lr": math.nan}, "lr must be positive"),
+        ({"seed": 2**50}, "a seed must be a whole number below"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
@@ -289,10 +298,53 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         vp.fit(objective(), (X, Y), **options)
 
 
+@pytest.mark.parametrize("rows", [40, 50])
+@pytest.mark.parametrize("kind", ["tensors", "dataset"])
+def test_n_data_may_count_the_rows_that_are_held_out(rows: int, kind: str) -> None:
+    data = (X, Y) if kind == "tensors" else TensorDataset(X, Y)
+    assert len(vp.fit(objective(n_data=rows), data, epochs=2, validation=0.2)) == 2
+
+
+def test_a_wrong_n_data_is_told_what_to_be() -> None:
+    right = (
+        r"n_data=45, the data has 50 rows, 40 of them to train on; make the ELBO with n_data=50 or n_data=40"
+    )
+    with pytest.raises(ValueError, match=right):
+        vp.fit(objective(n_data=45), (X, Y), validation=0.2)
+    weighted = TensorDataset(X, Y, torch.full((N,), 2.0))
+    vp.fit(objective(n_data=2 * N), weighted, epochs=1)  # weights tell how much data there is
+
+
+def test_a_share_of_a_dataset_is_that_of_its_tensors() -> None:
+    _, tensors = batches.split((X, Y), 0.1, seed=3)
+    _, rows = batches.split(TensorDataset(X, Y), 0.1, seed=3)
+    assert torch.equal(torch.stack([x for x, _ in rows]), tensors[0])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (X, "data must be tensors"),
+        ("data.csv", "data must be tensors"),
+        ((X.numpy(), Y.numpy()), "got tuple of ndarray, ndarray"),
+        ((X,), "got 1 of them"),
+        ((X[:0], Y[:0]), "data has no rows"),
+        ((X, Y, torch.zeros(N)), "weights of data must be zero or more, and not all zero"),
+        ((X, Y, -torch.ones(N)), "weights of data must be zero or more, and not all zero"),
+    ],
+    ids=str,
+)
+def test_what_is_no_data_is_refused(data: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"fit: .*{message}"):
+        vp.fit(objective(), data, epochs=1)
+
+
 def test_data_is_checked() -> None:
     with pytest.raises(ValueError, match="the objective has n_data=49, the data has 50 rows"):
         vp.fit(objective(49), (X, Y))
-    with pytest.raises(ValueError, match="the tensors have 50, 49 rows"):
+    with pytest.raises(
+        ValueError, match=r"data has shapes \(50, 3\), \(49, 1\); the first dimension must be the same"
+    ):
         vp.fit(objective(), (X, Y[:-1]))
     with pytest.raises(ValueError, match="target has shape"):
         vp.fit(objective(), (X, Y[:, 0]))
@@ -300,6 +352,11 @@ def test_data_is_checked() -> None:
         vp.fit(objective(), DataLoader(TensorDataset(X, Y)), validation=0.1)
     with pytest.raises(ValueError, match="the data gave no batch"):
         vp.fit(objective(), DataLoader(TensorDataset(X, Y), batch_size=64, drop_last=True), epochs=1)
+
+
+def test_an_objective_without_gradients_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is nothing to train"):
+        vp.fit(objective().requires_grad_(False), (X, Y))
 
 
 def test_missing_values_end_the_run() -> None:
@@ -311,7 +368,7 @@ def test_missing_values_end_the_run() -> None:
         vp.fit(objective(), (x, Y))
 
 
-# ------------------------------------------------------------------------------------------------------ bar and loggers
+# -------------------------------------------------------------------------------------------- bar and loggers
 
 
 def test_the_bar_writes_to_stderr_when_asked_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,7 +390,7 @@ def test_loggers_of_fabric_are_told(tmp_path: Path) -> None:
     assert len(rows) == 3
 
 
-# --------------------------------------------------------------------------------------------------- checkpoint, resume
+# ----------------------------------------------------------------------------------------- checkpoint, resume
 
 
 def own_generator() -> DataLoader[Any]:
@@ -404,7 +461,7 @@ def test_a_checkpoint_is_written_every_so_many_epochs_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
-    monkeypatch.setattr(training._Run, "save", lambda run, path: written.append(run.epoch))
+    monkeypatch.setattr(checkpoints.Run, "save", lambda run, path: written.append(run.epoch))
     vp.fit(objective(), (X, Y), epochs=8, checkpoint=tmp_path / "run.pt", every=3)
     assert written == [3, 6, 8]
 

@@ -25,7 +25,6 @@ from .predictive import mixture
 from .priors import FanIn, Horseshoe, Prior
 from .training import loop as training
 from .training import replicas
-from .training.batches import split
 
 MANY = 5000
 UNITS, EPOCHS = (50, 100), (120, 240)
@@ -135,9 +134,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         schedule: Any = {"schedule": "cosine"} if epochs is None else {}
         epochs = epochs or self._epochs(len(x), batch_size)
         seed = self.random_ + len(self.history_)
-        train, held_out = split(
-            data, self.validation_fraction if self.early_stopping and len(x) > 1 else 0.0, seed
-        )
         options: dict[str, Any] = {
             "epochs": epochs,
             "lr": _positive("lr", self.lr, Real),
@@ -145,45 +141,27 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             **schedule,
         }
         patience = _positive("n_iter_no_change", self.n_iter_no_change)
+        if self.early_stopping and len(x) > 1:
+            options |= {"validation": self.validation_fraction, "patience": patience}
         if len(self.members_) == 1:
-            self._train_one(train, held_out, patience, seed, options)
+            self._train_one(data, seed, options)
         else:
-            self._train_many(train, held_out, patience, seed, options)
+            self._train_many(data, seed, options)
         self.n_iter_ = len(self.history_)
 
-    def _train_one(
-        self, train: Any, held_out: Any, patience: int, seed: int, options: dict[str, Any]
-    ) -> None:
+    def _train_one(self, data: list[Tensor], seed: int, options: dict[str, Any]) -> None:
         from lightning_fabric import Fabric  # takes seconds to import
 
-        validation = {} if held_out is None else {"validation": held_out, "patience": patience}
         fabric = Fabric(accelerator="cpu", devices=1)
-        self._note(
-            training.fit(
-                self.elbo_,
-                train,
-                seed=seed,
-                progress=bool(self.verbose),
-                fabric=fabric,
-                **validation,
-                **options,
-            )
-        )
+        progress = bool(self.verbose)
+        self._note(training.fit(self.elbo_, data, seed=seed, progress=progress, fabric=fabric, **options))
 
-    def _train_many(
-        self, train: Any, held_out: Any, patience: int, seed: int, options: dict[str, Any]
-    ) -> None:
+    def _train_many(self, data: list[Tensor], seed: int, options: dict[str, Any]) -> None:
         n = len(self.members_)
-
-        def shared(data: Sequence[Tensor]) -> list[Tensor]:
-            return [t.expand(n, *t.shape) for t in data]
-
-        validation: dict[str, Any] = (
-            {} if held_out is None else {"validation": shared(held_out), "patience": patience}
-        )
+        shared = [t.expand(n, *t.shape) for t in data]
         seeds = [seed + 2**32 * k for k in range(n)]
-        losses = replicas.fit(self.members_, *shared(train), **validation, **options, seeds=seeds)  # type: ignore[misc]
-        self._note(pd.DataFrame({"epoch": range(len(losses)), "loss": losses.mean(1).tolist()}))
+        history = replicas.fit(self.members_, *shared, **options, seeds=seeds)
+        self._note(history.groupby("epoch", as_index=False).mean().drop(columns="replica"))
 
     def _note(self, history: pd.DataFrame) -> None:
         """Add epochs to the history, numbered on from those before."""

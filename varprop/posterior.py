@@ -307,10 +307,10 @@ def centred(net: Net) -> Net:
 
 
 @torch.no_grad()
-def widen(net: nn.Module, by: float) -> None:
-    """Add `by` to the log-variance of every random weight, in place."""
+def scale_variances(net: nn.Module, log_factor: float) -> None:
+    """Multiply the variance of every random weight by exp(log_factor), in place."""
     for layer in net.modules():
         if not isinstance(layer, Scales):
             for name, logvar in layer.named_parameters(recurse=False):
                 if name.endswith(("_logvar", "_logvar_out")):
-                    logvar.add_(by)
+                    logvar.add_(log_factor)

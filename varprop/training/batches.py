@@ -1,31 +1,35 @@
-"""Data as training wants it: shuffled batches, and a part held out."""
+"""Data for training: checked, split into training and held-out rows, and cut into shuffled batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterator, Sequence, Sized
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, random_split
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-Data: TypeAlias = Sequence[Tensor] | Dataset[Any] | DataLoader[Any]
+Batch: TypeAlias = Sequence[Tensor]
+"""Tensors (x, y) or (x, y, weight) with a row for each data point."""
+Data: TypeAlias = Batch | Dataset[Batch] | DataLoader[Batch]
 """Tensors (x, y) or (x, y, weight); a dataset of such rows; or a loader of such batches."""
 
 
-class TensorBatches:
-    """Batches of tensors already on the device: one permutation an epoch, and no collation."""
+class Batches(Protocol):
+    """What an epoch runs over."""
 
-    def __init__(self, tensors: Sequence[Tensor], batch_size: int, fabric: Fabric, shuffle: bool) -> None:
-        if len({len(t) for t in tensors}) != 1:
-            raise ValueError(
-                f"fit: the tensors have {', '.join(str(len(t)) for t in tensors)} rows; give one target for each input."
-            )
-        if len(tensors[0]) == 0:
-            raise ValueError("fit: the data has no rows.")
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class TensorBatches:
+    """Batches of tensors that are already on the device: one permutation an epoch, and no collation."""
+
+    def __init__(self, tensors: Batch, batch_size: int, fabric: Fabric, shuffle: bool) -> None:
         self.tensors = [fabric.to_device(t) for t in tensors]
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -35,61 +39,121 @@ class TensorBatches:
         rows = len(range(len(self.tensors[0]))[self.share])
         return -(-rows // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         n = len(self.tensors[0])
         order = (torch.randperm(n) if self.shuffle else torch.arange(n))[self.share]
         for rows in order.split(self.batch_size):
             yield [t[rows] for t in self.tensors]
 
 
-def batches(data: Data, batch_size: int, fabric: Fabric, shuffle: bool) -> Any:
-    """An iterable of batches with a length."""
-    if isinstance(data, DataLoader):
-        return fabric.setup_dataloaders(data)
+def batches(data: Data, batch_size: int, fabric: Fabric, shuffle: bool) -> Batches:
+    """The data as batches on the device of this process."""
     if isinstance(data, Dataset):
-        return fabric.setup_dataloaders(DataLoader(data, batch_size, shuffle=shuffle))
+        shuffle = shuffle and not isinstance(data, IterableDataset)
+        data = DataLoader(data, batch_size, shuffle=shuffle)
+    if isinstance(data, DataLoader):
+        return cast(Batches, fabric.setup_dataloaders(data))
     return TensorBatches(data, batch_size, fabric, shuffle)
 
 
 def split(data: Data, validation: float | Data, seed: int) -> tuple[Data, Data | None]:
-    """Training data, and what is held out of it or given besides."""
+    """Training data, and the data to validate on: rows held out of `data`, or data given for it."""
+    check_data("fit", "data", data)
     if not isinstance(validation, int | float):
+        check_data("fit", "validation", validation)
         return data, validation
-    if not 0 <= validation < 1:
-        raise ValueError(
-            f"fit: validation must be a share from 0 to below 1, or data of its own, got {validation}."
-        )
     if validation == 0:
         return data, None
-    if isinstance(data, DataLoader):
+    rows = size(data)
+    if isinstance(data, DataLoader) or rows is None:
+        kind = "a DataLoader" if isinstance(data, DataLoader) else "a Dataset without a length"
         raise ValueError(
-            "fit: a DataLoader cannot be split; give `validation` data of its own, or `data` as tensors or a Dataset."
+            f"fit: {kind} cannot be split; give `validation` as separate data, or `data` as tensors."
         )
-    generator = torch.Generator().manual_seed(seed)
+    train, held_out = split_rows("fit", rows, validation, seed)
     if isinstance(data, Dataset):
-        train, held_out = random_split(data, [1 - validation, validation], generator)
-        return train, held_out
-    order = torch.randperm(len(data[0]), generator=generator)
-    cut = max(1, round(validation * len(order)))
-    return [t[order[cut:]] for t in data], [t[order[:cut]] for t in data]
+        return Subset(data, train.tolist()), Subset(data, held_out.tolist())
+    return [t[train.to(t.device)] for t in data], [t[held_out.to(t.device)] for t in data]
+
+
+def split_rows(caller: str, rows: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of the rows to train on and of those to hold out, at least one."""
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    cut = max(1, round(share * rows))
+    if cut >= rows:
+        raise ValueError(
+            f"{caller}: validation={share} leaves none of the {rows} rows to train on; hold out less."
+        )
+    return order[cut:], order[:cut]
 
 
 def size(data: Data) -> int | None:
-    """Rows of the data, where it knows."""
+    """Number of rows, or None for a dataset without a length."""
     if isinstance(data, DataLoader):
         data = data.dataset
     if isinstance(data, Dataset):
-        return len(data) if hasattr(data, "__len__") else None
+        return len(data) if isinstance(data, Sized) else None
     return len(data[0])
 
 
-def generators(loader: Any) -> list[torch.Generator]:
-    """The generators of its own that a loader draws from, beside the global one."""
-    owners: tuple[Any, ...] = (
-        loader,
-        getattr(loader, "sampler", None),
-        getattr(getattr(loader, "batch_sampler", None), "sampler", None),
+def _is_weighted(data: Data) -> bool:
+    """Whether rows have weights, as the first row of a dataset tells."""
+    if isinstance(data, DataLoader):
+        data = data.dataset
+    if isinstance(data, Dataset):
+        return not isinstance(data, IterableDataset) and len(data[0]) > 2
+    return len(data) > 2
+
+
+def check_data(caller: str, name: str, data: Data, dims: int = 1) -> None:
+    """Refuse what is neither tensors of the same first dimensions, nor a dataset, nor a loader."""
+    if isinstance(data, Dataset | DataLoader):
+        return
+    if not isinstance(data, Sequence) or not all(isinstance(t, Tensor) for t in data):
+        got = type(data).__name__
+        if isinstance(data, Sequence) and not isinstance(data, str):
+            got += f" of {', '.join(type(t).__name__ for t in data)}"
+        raise TypeError(
+            f"{caller}: {name} must be tensors (x, y) or (x, y, weight), a Dataset or DataLoader, got {got}."
+        )
+    if len(data) not in (2, 3):
+        raise ValueError(
+            f"{caller}: {name} must be tensors (x, y) or (x, y, weight), got {len(data)} of them."
+        )
+    if any(t.dim() < dims for t in data) or len({t.shape[:dims] for t in data}) != 1:
+        shapes = ", ".join(str(tuple(t.shape)) for t in data)
+        first = "dimension" if dims == 1 else "two dimensions, replicas and rows,"
+        raise ValueError(f"{caller}: {name} has shapes {shapes}; the first {first} must be the same.")
+    if 0 in data[0].shape[:dims]:
+        raise ValueError(f"{caller}: {name} has no rows.")
+    if len(data) == 3 and not bool((data[2] >= 0).all() and (data[2].sum(-1) > 0).all()):
+        raise ValueError(f"{caller}: the weights of {name} must be zero or more, and not all zero.")
+
+
+def check_size(n_data: float, data: Data, train: Data) -> None:
+    """Refuse an objective whose n_data is not the size of the data: its divergence would be mis-scaled.
+
+    With weights, the rows do not tell how much data there is: n_data may be the sum of the weights.
+    """
+    rows, trained = size(data), size(train)
+    if rows is not None and trained is not None and n_data not in (rows, trained) and not _is_weighted(data):
+        raise wrong_size("fit", n_data, rows, trained)
+
+
+def wrong_size(caller: str, n_data: float, rows: int, trained: int) -> ValueError:
+    split, right = ("", f"n_data={rows}")
+    if trained != rows:
+        split, right = f", {trained} of them to train on", f"n_data={rows} or n_data={trained}"
+    return ValueError(
+        f"{caller}: the objective has n_data={n_data}, the data has {rows} rows{split}; make the ELBO with"
+        f" {right}."
     )
-    return [
-        owner.generator for owner in owners if isinstance(getattr(owner, "generator", None), torch.Generator)
-    ]
+
+
+def generators(loader: Batches) -> list[torch.Generator]:
+    """The generators that a DataLoader and its samplers draw from, beside the global one."""
+    sampler = getattr(loader, "sampler", None)
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = (loader, sampler, getattr(batch_sampler, "sampler", None))
+    found = (getattr(owner, "generator", None) for owner in owners)
+    return [generator for generator in found if isinstance(generator, torch.Generator)]

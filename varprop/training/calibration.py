@@ -1,4 +1,4 @@
-"""From a pretrained network to a calibrated one: fit the variances and leave the means, or take over a posterior made elsewhere."""
+"""Calibrated uncertainty for a pretrained network: fit its variances, or import a posterior."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..likelihoods import Likelihood
 from ..likelihoods import Normal as NormalLikelihood
 from ..methods import VBP, Method
 from ..objectives import ELBO
-from ..posterior import RANDOM_LAYERS, Net, centred, posteriors, variational, widen
+from ..posterior import RANDOM_LAYERS, Net, centred, posteriors, scale_variances, variational
 from ..priors import Centred, Normal, Prior
-from . import loop as training
-from .batches import Data, batches, size
+from .batches import Batches, Data, batches, check_data, size
+from .loop import fit, one_device, validate
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -35,21 +35,26 @@ def calibrate(
     epochs: int = 10,
     lr: float | None = None,
     batch_size: int = 128,
+    fabric: Fabric | None = None,
     **options: Any,
 ) -> ELBO:
-    """A trained network with uncertainty: only variances and noise are fitted, so that under VBP the means stay as they are.
+    """Add uncertainty to a trained network: fit variances and noise, and leave its weights as the means.
 
-    With ReLU units, VBP's mean is that of the plain network bit for bit; with others of linear pieces, up to rounding.
-    The variances are first fitted to the data by the ELBO, then all multiplied with one factor, the one with the largest predictive
-    log-likelihood, because with the means fixed the ELBO's only reason for a variance is the prior (Eq. 47).
+    With VBP the predicted means then are the outputs of the plain network: bit for bit with ReLU units, up to
+    rounding with other piecewise-linear ones. The variances are first fitted by the ELBO. Because with frozen
+    means only the prior keeps them from vanishing, all of them are then multiplied by the one factor that
+    maximises the predictive log-likelihood (Eq. 47).
 
-    :param net: the trained network; its weights become random, in place, unless they are.
-    :param data: rows that the network was not trained on, as for temperature scaling: on those it was, it is too sure of itself. A
-        thousand do.
-    :param prior: over the weights; by default normal with precision 100. With free means, `Centred` on the pretrained weights.
-    :param means: "free" trains everything, from the pretrained start.
-    :param validation: rows to choose the factor and the noise by, where `data` are those the network was trained on; else the data.
-    :param lr: 0.1 for variances alone, 0.001 with free means.
+    :param net: the trained network; unless it is variational already, it becomes so in place.
+    :param data: rows that the network was not trained on, as for temperature scaling: on its training rows it
+        is overconfident. A thousand rows are enough.
+    :param prior: over the weights; by default normal with precision 100, and with free means `Centred` on the
+        pretrained weights.
+    :param means: "frozen" fits variances only; "free" trains everything, starting from the pretrained
+        weights.
+    :param validation: rows to choose the factor and the noise on, if the network was trained on `data`; by
+        default `data`.
+    :param lr: by default 0.1 with frozen means, 0.001 with free ones.
     :param options: further options of `fit`.
 
     >>> x = torch.randn(200, 2)
@@ -61,15 +66,13 @@ def calibrate(
     """
     if means not in ("frozen", "free"):
         raise ValueError(f'calibrate: means must be "frozen" or "free", got {means!r}.')
+    held_out = data if validation is None else validation
+    for name, rows in (("data", data), ("validation", held_out)):
+        check_data("calibrate", name, rows)
     n_data = size(data)
     if n_data is None:
-        raise ValueError(
-            "calibrate: the data does not say how many rows it has; give tensors, or a Dataset with a length."
-        )
-    if options.get("fabric") is None:
-        from lightning_fabric import Fabric  # takes seconds to import
-
-        options["fabric"] = Fabric(devices=1)
+        raise ValueError("calibrate: the data has no length; give tensors, or a Dataset with a length.")
+    fabric = one_device() if fabric is None else fabric
     if next(posteriors(net), None) is None:
         variational(net)
     free = means == "free"
@@ -77,34 +80,24 @@ def calibrate(
     if isinstance(prior, Centred):
         centred(net)
     parts = net, method, likelihood, prior
-    with nullcontext() if free else _only_variances(net):
-        objective = (ELBO if free else _Still)(*parts, n_data=n_data)
-        training.fit(
-            objective,
-            data,
-            epochs=epochs,
-            lr=lr or (0.001 if free else 0.1),
-            batch_size=batch_size,
-            **options,
-        )
+    lr = lr or (0.001 if free else 0.1)
+    with nullcontext() if free else _frozen_means(net):
+        objective = (ELBO if free else _EvaluationMode)(*parts, n_data=n_data)
+        fit(objective, data, epochs=epochs, lr=lr, batch_size=batch_size, fabric=fabric, **options)
     elbo = ELBO(*parts, n_data=n_data).eval()
-    _scale(
-        elbo,
-        batches(data if validation is None else validation, 4 * batch_size, options["fabric"], shuffle=False),
-        options["fabric"],
-    )
+    _choose_factor(elbo, batches(held_out, 4 * batch_size, fabric, shuffle=False), fabric)
     return elbo
 
 
-class _Still(ELBO):
-    """An objective whose network stays as in evaluation: nothing is dropped, and no statistics of batches are learned."""
+class _EvaluationMode(ELBO):
+    """An objective that stays in evaluation mode: no dropout, and no running statistics that move."""
 
-    def train(self, mode: bool = True) -> _Still:
+    def train(self, mode: bool = True) -> _EvaluationMode:
         return super().train(False)
 
 
 @contextmanager
-def _only_variances(net: nn.Module) -> Iterator[None]:
+def _frozen_means(net: nn.Module) -> Iterator[None]:
     """Only log-variances have gradients."""
     before = {p: p.requires_grad for p in net.parameters()}
     try:
@@ -116,52 +109,55 @@ def _only_variances(net: nn.Module) -> Iterator[None]:
             p.requires_grad_(requires_grad)
 
 
-def _scale(elbo: ELBO, loader: Any, fabric: Fabric) -> None:
-    """Multiply all variances with the factor of the largest predictive log-likelihood, by steps that halve (Eq. 47)."""
+def _choose_factor(elbo: ELBO, loader: Batches, fabric: Fabric) -> None:
+    """Multiply all variances by the factor with the largest predictive log-likelihood, by halving steps.
+
+    The noise is fitted again for each factor (Eq. 47).
+    """
     scores: dict[float, float] = {}
 
-    def score(shift: float) -> float:
-        if shift not in scores:
-            widen(elbo.net, shift)
+    def score(log_factor: float) -> float:
+        if log_factor not in scores:
+            scale_variances(elbo.net, log_factor)
             _fit_noise(elbo, loader)
-            scores[shift] = training.validate(elbo, loader, fabric)
-            widen(elbo.net, -shift)
-        return scores[shift]
+            scores[log_factor] = validate(elbo, loader, fabric)
+            scale_variances(elbo.net, -log_factor)
+        return scores[log_factor]
 
     best, step = 0.0, 8.0
     while step > 0.1:
         best = max((best - step, best, best + step), key=score)
         step /= 2
-    widen(elbo.net, best)
+    scale_variances(elbo.net, best)
     _fit_noise(elbo, loader)
 
 
 @torch.no_grad()
-def _fit_noise(elbo: ELBO, loader: Any) -> None:
-    """Noise as what the weights' variance leaves of the squared errors, E(y - m)² - E[v], at least a hundredth of them (Eq. 47)."""
+def _fit_noise(elbo: ELBO, loader: Batches) -> None:
+    """Set the noise to the squared error that the weights do not explain, E(y - m)² - E[v] (Eq. 47).
+
+    It is kept at a hundredth of the squared error or more.
+    """
     likelihood = elbo.likelihood
     if not isinstance(likelihood, NormalLikelihood):
         return
-    errors: Any = 0.0
-    spread: Any = 0.0
-    total: Any = 0.0
+    error = explained = total = torch.zeros((), device=likelihood.precision.device)
     for x, y, *weights in loader:
         f, weight = elbo.method(elbo.net, x), weights[0] if weights else None
         rows = len(y) if weight is None else weight.sum()
         square = likelihood.statistic(mean_of(f), y, weight)
-        errors, spread, total = (
-            errors + rows * square,
-            spread + rows * (likelihood.statistic(f, y, weight) - square),
-            total + rows,
-        )
-    likelihood.update(torch.maximum(errors - spread, errors / 100) / total)
+        error = error + rows * square
+        explained = explained + rows * (likelihood.statistic(f, y, weight) - square)
+        total = total + rows
+    likelihood.update(torch.maximum(error - explained, error / 100) / total)
 
 
 def import_posterior(net: Net, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]) -> Net:
-    """Give a plain network the means and the variances of a diagonal normal posterior that was made elsewhere, in place.
+    """Give a plain network, in place, the means and variances of a diagonal normal posterior made elsewhere.
 
     :param means: for each parameter of the network, by its name.
-    :param variances: for each weight, or weight and bias, that is to be random; layers without one stay certain.
+    :param variances: for each weight, or weight and bias, that is to be random; other layers stay
+        deterministic.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
     >>> means = dict(net.named_parameters())
@@ -173,22 +169,8 @@ def import_posterior(net: Net, means: Mapping[str, Tensor], variances: Mapping[s
         raise ValueError("import_posterior: the network has random weights already; give a plain one.")
     parameters = dict(net.named_parameters())
     layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, RANDOM_LAYERS)}
-    possible = {_join(name, part) for name in layers for part in ("weight", "bias")} & parameters.keys()
-    _check_names("means", missing=parameters.keys() - means.keys(), unknown=means.keys() - parameters.keys())
-    lonely = {_join(name, "weight") for name in layers if _join(name, "bias") in variances} - variances.keys()
-    _check_names("variances", missing=lonely, unknown=variances.keys() - possible)
-    for kind, values in (("mean", means), ("variance", variances)):
-        for name, value in values.items():
-            if value.shape != parameters[name].shape:
-                shape = tuple(parameters[name].shape)
-                raise ValueError(
-                    f"import_posterior: the {kind} of {name!r} has shape {tuple(value.shape)}, its parameter {shape}."
-                )
-    for name, var in variances.items():
-        if not bool((var >= 0).all()):
-            raise ValueError(
-                f"import_posterior: the variance of {name!r} has negative or NaN entries; a variance is zero or more."
-            )
+    _check_names(parameters, set(layers), means, variances)
+    _check_values(parameters, means, variances)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(means[name])
@@ -196,7 +178,7 @@ def import_posterior(net: Net, means: Mapping[str, Tensor], variances: Mapping[s
             if _join(name, "weight") in variances:
                 variational(layer, biases=_join(name, "bias") in variances)
         for name, var in variances.items():
-            # Zero has no logarithm; the smallest number is as good.
+            # Zero has no logarithm; the smallest positive number stands for it.
             net.get_parameter(f"{name}_logvar").copy_(var.clamp(min=torch.finfo(var.dtype).tiny).log())
     return net
 
@@ -205,17 +187,37 @@ def _join(layer: str, parameter: str) -> str:
     return f"{layer}.{parameter}" if layer else parameter
 
 
-def _check_names(what: str, missing: Set[str], unknown: Set[str]) -> None:
-    if unknown:
-        whose = (
-            "a weight or bias of a linear or convolution layer"
-            if what == "variances"
-            else "a parameter of the network"
-        )
-        raise ValueError(
-            f"import_posterior: {what} has {', '.join(map(repr, sorted(unknown)))}, which is not {whose}; leave it out."
-        )
-    if missing:
-        raise ValueError(
-            f"import_posterior: {what} has no {', '.join(map(repr, sorted(missing)))}; give one of the parameter's shape."
-        )
+def _check_names(
+    parameters: Mapping[str, Tensor],
+    layers: Set[str],
+    means: Mapping[str, Tensor],
+    variances: Mapping[str, Tensor],
+) -> None:
+    possible = {_join(name, part) for name in layers for part in ("weight", "bias")} & parameters.keys()
+    # A bias can be random only where the weight is.
+    needed = {_join(name, "weight") for name in layers if _join(name, "bias") in variances}
+    for what, values, known, required, kind in (
+        ("means", means, parameters.keys(), parameters.keys(), "a parameter of the network"),
+        ("variances", variances, possible, needed, "a weight or bias of a linear or convolution layer"),
+    ):
+        if unknown := values.keys() - known:
+            names = ", ".join(map(repr, sorted(unknown)))
+            raise ValueError(f"import_posterior: {what} has {names}, which is not {kind}; leave it out.")
+        if missing := required - values.keys():
+            names = ", ".join(map(repr, sorted(missing)))
+            raise ValueError(f"import_posterior: {what} has no {names}; give one of the parameter's shape.")
+
+
+def _check_values(
+    parameters: Mapping[str, Tensor], means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
+) -> None:
+    for kind, values in (("mean", means), ("variance", variances)):
+        for name, value in values.items():
+            got, wanted = tuple(value.shape), tuple(parameters[name].shape)
+            if got != wanted:
+                raise ValueError(
+                    f"import_posterior: the {kind} of {name!r} has shape {got}, its parameter {wanted}."
+                )
+    for name, var in variances.items():
+        if not bool((var >= 0).all()):
+            raise ValueError(f"import_posterior: the variance of {name!r} has negative or NaN entries.")

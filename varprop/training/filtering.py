@@ -1,9 +1,9 @@
-"""Assumed-density filtering: probabilistic backpropagation (Hernández-Lobato and Adams 2015), one data point at a time."""
+"""Assumed-density filtering: probabilistic backpropagation (Hernández-Lobato and Adams 2015)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ..predictive import NormalPredictive
 
 
 class Gamma(NamedTuple):
-    """A gamma belief about a precision.
+    """A gamma distribution of an unknown precision.
 
     >>> Gamma(torch.tensor(6.0), torch.tensor(6.0)).variances
     tensor([1.2000, 1.0000, 0.8571])
@@ -29,12 +29,12 @@ class Gamma(NamedTuple):
 
     @property
     def variances(self) -> Tensor:
-        """E[1/precision] = b/(a-1), and what it is for the shapes a+1 and a+2, in the last dimension."""
+        """E[1/precision] = b/(a-1) for the shape a, and for a+1 and a+2, in the last dimension."""
         a, b = self
         return b.unsqueeze(-1) / torch.stack([a - 1, a, a + 1], -1)
 
     def after(self, log_z: Tensor) -> Gamma:
-        """The gamma with the mean and the variance that the precision has after an observation (Eq. 29).
+        """The gamma distribution with the precision's mean and variance after an observation (Eq. 29).
 
             a' = 1/(Z Z₂/Z₁² (a+1)/a - 1),    b' = 1/(Z₂/Z₁ (a+1)/b - Z₁/Z a/b)
 
@@ -48,7 +48,7 @@ class Gamma(NamedTuple):
 
 
 class Belief(NamedTuple):
-    """q of all weights, in one vector, and of the noise."""
+    """q of all weights, as one vector, and of the noise precision."""
 
     mean: Tensor
     logvar: Tensor
@@ -56,7 +56,11 @@ class Belief(NamedTuple):
 
 
 class Site(NamedTuple):
-    """What the prior N(w | 0, 1/precision) of a weight adds: a precision to the weight's, a shape and a rate to its own belief's."""
+    """The factor of a weight's prior N(w | 0, 1/precision) in the approximate posterior.
+
+    It adds a precision to that of q(w), and a shape and a rate to the gamma distribution of the prior's
+    precision.
+    """
 
     precision: Tensor
     shape: Tensor
@@ -67,16 +71,20 @@ Visit = Callable[[Belief, Tensor, Tensor], Belief]
 
 
 class AssumedDensityFilter:
-    """The posterior of a network by assumed-density filtering: each data point in turn moves means and variances in closed form.
+    """A network's posterior by assumed-density filtering: each data point updates it in closed form.
 
-    The noise and the prior have unknown precisions with gamma beliefs. There is no learning rate, and no batch. Filtering again over the
-    same data, as `fit` does, counts them again: variances shrink with every pass. The arithmetic is in double precision.
+    The precisions of the noise and of the prior are unknown and have gamma distributions. There are no
+    learning rate and no batches. Several passes over the same data, as in `fit`, count it several times, so
+    the variances shrink with every pass. All arithmetic is in double precision.
 
-    :param net: a network of which all parameters are random, `variational(net, biases=True)`; its values are drawn anew (N(0, 1/inputs)).
-    :param replicas: filter this many posteriors at once, each on data of its own: x and y then have a leading dimension of this size.
-    :param noise: shape and rate of the gamma belief about the noise's precision, before data.
-    :param prior: shape and rate of the gamma belief about the weights' precision.
-    :param compile: make machine code of a visit, which needs a C++ compiler and some ten seconds, and then a tenth of the time.
+    :param net: a network whose parameters are all random, `variational(net, biases=True)`; its means are
+        drawn from N(0, 1/inputs).
+    :param replicas: filter this many posteriors at once, each on its own data: x and y then have a leading
+        dimension of this size.
+    :param noise: shape and rate of the gamma distribution of the noise precision before any data.
+    :param prior: shape and rate of the gamma distribution of the weights' precision.
+    :param compile: compile the update to machine code, which needs a C++ compiler and about ten seconds, and
+        makes each update about ten times faster.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(1, 10), nn.ReLU(), nn.Linear(10, 1)), biases=True)
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
@@ -98,6 +106,14 @@ class AssumedDensityFilter:
         compile: bool = False,
     ) -> None:
         _check_all_random(net)
+        if replicas is not None and not replicas > 0:
+            raise ValueError(f"AssumedDensityFilter: replicas must be positive, got {replicas}.")
+        for name, (shape, rate) in {"noise": noise, "prior": prior}.items():
+            if not (shape > 1 and rate > 0):
+                raise ValueError(
+                    f"AssumedDensityFilter: {name} must be a shape above 1 and a positive rate,"
+                    f" got {shape} and {rate}."
+                )
         self.log_marginal = LogMarginal(net, method)
         self.replicas = replicas
         self.generator = generator
@@ -116,7 +132,12 @@ class AssumedDensityFilter:
         self._programs: dict[tuple[torch.Size, ...], Visit] = {}
 
     def fit(self, x: Tensor, y: Tensor, epochs: int = 40) -> None:
-        """Visit all data in random order, then refresh the prior, `epochs` times; put the (first) posterior into the network."""
+        """Make `epochs` passes: visit all data in random order, then refine the prior.
+
+        At the end the network holds the posterior, or the first of several.
+        """
+        if not epochs > 0:
+            raise ValueError(f"AssumedDensityFilter: epochs must be positive, got {epochs}.")
         x, y = self._stacked(x, y)
         copies, n = x.shape[:2]
         for _ in range(epochs):
@@ -132,7 +153,7 @@ class AssumedDensityFilter:
 
     @torch.no_grad()
     def _filter(self, x: Tensor, y: Tensor) -> None:
-        # A visit sees, of each replica, a batch of one.
+        # A visit takes one data point of each replica.
         xs, ys = (t.transpose(0, 1).unsqueeze(2).contiguous() for t in (x, y))
         shapes = xs.shape[1:], ys.shape[1:]
         if shapes not in self._programs:
@@ -148,7 +169,7 @@ class AssumedDensityFilter:
 
             m' = m + v g_m,    v' = v - v² (g_m² - 2 g_v) = v (1 + 2 g_logv - v g_m²)
 
-        A weight for which v' is no variance stays as it was.
+        Where v' is not a positive number, the weight keeps its moments.
         """
 
         def log_z(mean: Tensor, logvar: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,9 +185,10 @@ class AssumedDensityFilter:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Expectation propagation of the prior: for each weight in turn, forget what it says and hear it again (Eq. 30).
+        """Refine the prior by expectation propagation: remove and refit the factor of each weight (Eq. 30).
 
-        The site has mean 0, so that a weight's precision changes by what the site's does, and precision × mean not at all.
+        The factor has mean 0, so the precision of a weight changes as much as that of the factor, and
+        precision times mean does not change.
         """
         q, old = self.belief, self._sites
         precision = torch.exp(-q.logvar)
@@ -174,7 +196,7 @@ class AssumedDensityFilter:
         m = v * precision * q.mean
         sites = []
         for m_i, v_i, *site in zip(*(t.unbind(-1) for t in (m, v, *old)), strict=True):
-            self.prior, new = _renewed(self.prior, Site(*site), m_i, v_i)
+            self.prior, new = _refit(self.prior, Site(*site), m_i, v_i)
             sites.append(new)
         self._sites = Site(*(torch.stack(t, -1) for t in zip(*sites, strict=True)))
         growth = 1 + (self._sites.precision - old.precision) / precision
@@ -182,18 +204,18 @@ class AssumedDensityFilter:
 
     @torch.no_grad()
     def predict(self, x: Tensor, replica: int = 0) -> NormalPredictive:
-        """N(E[f], Var[f] + b/(a-1)) under one posterior, which the network then holds."""
+        """N(E[f], Var[f] + b/(a-1)) under one posterior, which is loaded into the network."""
         self.load(replica)
         return self.log_marginal.predict(x, self.belief.noise.variances[replica, 0].to(x.dtype))
 
     @torch.no_grad()
     def load(self, replica: int = 0) -> None:
-        """Put a posterior into the network."""
+        """Load a posterior into the network."""
         for name, value in self._parameters(self.belief.mean[replica], self.belief.logvar[replica]).items():
             self.log_marginal.get_parameter(name).copy_(value)
 
     def _parameters(self, mean: Tensor, logvar: Tensor) -> dict[str, Tensor]:
-        """Vectors of all weights, as the parameters of the network."""
+        """The vectors of all weights, split into the parameters of the network."""
         sizes = [shape.numel() for shape in self._shapes.values()]
         parts = zip(self._shapes.items(), mean.split(sizes), logvar.split(sizes), strict=True)
         return {
@@ -209,17 +231,17 @@ class AssumedDensityFilter:
         )
         if x.shape[:2] != y.shape[:2] or len(x) != len(self.belief.mean):
             raise ValueError(
-                f"AssumedDensityFilter: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give as many of the one as of the other"
-                + (f", for each of {self.replicas} replicas." if self.replicas else ".")
+                f"AssumedDensityFilter: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give a target"
+                " for each input" + (f", for each of {self.replicas} replicas." if self.replicas else ".")
             )
         return [x, y]
 
 
 def _program(visit: Visit, q: Belief, x: Tensor, y: Tensor, compile: bool) -> Visit:
-    """The same function of arguments of these shapes, as plain tensor operations or, compiled, as machine code.
+    """The function for arguments of these shapes, as tensor operations or, compiled, as machine code.
 
-    Tracing it once leaves the cost of mapping, of module calls and of recording gradients out of every visit. Inductor is called without
-    `torch.compile`, whose checks of the arguments would take as long as the visit.
+    Tracing it once removes the cost of mapping, module calls and recording gradients from every visit.
+    Inductor is called directly, because the guards of `torch.compile` would take as long as the visit.
     """
 
     def flat(
@@ -228,12 +250,13 @@ def _program(visit: Visit, q: Belief, x: Tensor, y: Tensor, compile: bool) -> Vi
         new = visit(Belief(mean, logvar, Gamma(shape, rate)), x, y)
         return new.mean, new.logvar, *new.noise
 
-    example: list[Any] = [q.mean, q.logvar, *q.noise, x, y]
-    program: Any = make_fx(flat)(*example)
+    example: list[Tensor | int | torch.SymInt | None] = [q.mean, q.logvar, *q.noise, x, y]
+    traced = make_fx(flat)(*example)
+    program: Callable[..., Sequence[Tensor]] = traced
     if compile:
         from torch._inductor import compile as machine_code  # importing it takes seconds
 
-        program = machine_code(program, example)
+        program = cast(Callable[..., Sequence[Tensor]], machine_code(traced, example))
 
     def run(q: Belief, x: Tensor, y: Tensor) -> Belief:
         mean, logvar, *noise = program(q.mean, q.logvar, *q.noise, x, y)
@@ -242,11 +265,12 @@ def _program(visit: Visit, q: Belief, x: Tensor, y: Tensor, compile: bool) -> Vi
     return run
 
 
-def _renewed(prior: Gamma, site: Site, m: Tensor, v: Tensor) -> tuple[Gamma, Site]:
-    """The prior's belief and the site of a weight that without it is N(m, v) (Eq. 30).
+def _refit(prior: Gamma, site: Site, m: Tensor, v: Tensor) -> tuple[Gamma, Site]:
+    """The prior's precision and the factor of a weight that without it is N(m, v) (Eq. 30).
 
-    Without the site the precision is Gamma(a, b). The site that matches moments has mean 0 and variance b/(a-1), and the precision learns
-    from Z = N(0 | m, v + b/(a-1)) as from a data point. Where one of the two is no distribution, all stays as it was.
+    Without the factor the precision is Gamma(a, b). The factor that matches moments has mean 0 and variance
+    b/(a-1), and the precision is updated from Z = N(0 | m, v + b/(a-1)) as from a data point. Where either is
+    not a proper distribution, nothing changes.
     """
     cavity = Gamma(prior.shape - site.shape, prior.rate - site.rate)
     total = v.unsqueeze(-1) + cavity.variances
@@ -254,7 +278,7 @@ def _renewed(prior: Gamma, site: Site, m: Tensor, v: Tensor) -> tuple[Gamma, Sit
     new = Site((cavity.shape - 1) / cavity.rate, matched.shape - cavity.shape, matched.rate - cavity.rate)
     proper = (v > 0) & (v < 1e6) & (cavity.rate > 0) & (cavity.shape > 1)
 
-    def chosen(new: Any, old: Any) -> Iterator[Tensor]:
+    def chosen(new: Iterable[Tensor], old: Iterable[Tensor]) -> Iterator[Tensor]:
         return (torch.where(proper, a, b) for a, b in zip(new, old, strict=True))
 
     return Gamma(*chosen(matched, prior)), Site(*chosen(new, site))
@@ -262,16 +286,16 @@ def _renewed(prior: Gamma, site: Site, m: Tensor, v: Tensor) -> tuple[Gamma, Sit
 
 def _check_all_random(net: nn.Module) -> None:
     random = {f"{name}{ending}" for name, _ in posteriors(net) for ending in ("", "_logvar")}
-    certain = [name for name, _ in net.named_parameters() if name not in random]
-    if certain:
+    deterministic = [name for name, _ in net.named_parameters() if name not in random]
+    if deterministic:
         raise ValueError(
-            f"AssumedDensityFilter: parameter {certain[0]!r} has no variance of its own, and every parameter must be a random weight; "
-            "use variational(net, biases=True)."
+            f"AssumedDensityFilter: parameter {deterministic[0]!r} has no variance, and every parameter"
+            " must be a random weight; use variational(net, biases=True)."
         )
 
 
 def _draw(net: nn.Module, name: str, copies: int, generator: torch.Generator | None) -> Tensor:
-    """Means of one tensor to start from: their sum over an output's inputs has about the size of one input."""
+    """Initial means of one tensor, scaled so that a layer's outputs are about as large as its inputs."""
     layer = net.get_submodule(name.rpartition(".")[0])
     tensor = net.get_parameter(name)
     normal = torch.randn(copies, tensor.numel(), generator=generator, dtype=torch.float64)

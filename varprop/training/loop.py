@@ -1,28 +1,35 @@
-"""Training: fit an objective to data, on any device, with nothing lost when the process dies."""
+"""Training: fit an objective to data on any device, and lose nothing when the process dies."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..io.storage import discard_partials, replacing
 from ..objectives import ELBO
-from .batches import Data, batches, generators, size, split
+from .batches import Batches, Data, batches, check_size, generators, split
+from .checkpoints import Run
+from .epochs import (
+    Noise,
+    Record,
+    Totals,
+    check_options,
+    cosine,
+    epoch_seed,
+    kl_weight,
+    log_likelihood,
+    step,
+)
+from .progress import Bar
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -38,7 +45,7 @@ def fit(
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     schedule: Literal["cosine"] | Callable[[Optimizer], LRScheduler] | None = None,
     kl_warmup: int = 0,
-    noise: Literal["running", "exact", "fixed"] = "running",
+    noise: Noise = "running",
     validation: float | Data = 0.0,
     patience: int | None = None,
     clip: float | None = None,
@@ -51,21 +58,30 @@ def fit(
 ) -> pd.DataFrame:
     """Minimise the objective over the data and return the history, a row for each epoch.
 
-    :param data: tensors (x, y) or (x, y, weight), a Dataset of such rows, or a DataLoader of such batches (which sets the batch size).
+    The columns are `epoch`, `loss`, `data_fit`, `kl` (averages over the epoch), `seconds`, `rows_per_second`
+    and, with validation data, `validation`. `replicas.fit` takes the same options for many objectives at
+    once.
+
+    :param data: tensors (x, y) or (x, y, weight), a Dataset of such rows, or a DataLoader of such batches,
+        which then sets the batch size.
     :param optimizer: makes an optimiser from parameters; Adam with `lr` by default.
-    :param schedule: "cosine" lowers the rate to zero over the run; or a function that makes a torch scheduler, stepped each epoch.
-    :param kl_warmup: epochs over which the weight of the divergence rises to 1.
-    :param noise: the likelihood's own parameters after each epoch, from statistics gathered during it ("running"), from a pass of its
-        own ("exact"), or left alone ("fixed").
-    :param validation: a share of the data to hold out, or data of its own. Its predictive log-likelihood is in the history, and the
-        weights of its best epoch are restored at the end.
+    :param schedule: None for a constant rate; "cosine" lowers it to zero over the run; or a function that
+        makes a torch scheduler, which is stepped after each epoch.
+    :param kl_warmup: epochs over which the weight of the KL divergence rises to 1.
+    :param noise: the likelihood's parameters, such as the noise, are set after each epoch from statistics
+        gathered during it ("running") or in an extra pass with the new weights ("exact"), or stay fixed
+        ("fixed").
+    :param validation: a share of the data to hold out, or separate data. Its mean predictive log-likelihood
+        is in the history, and the weights of the best epoch are restored at the end.
     :param patience: stop after this many epochs without a better validation.
     :param clip: largest gradient norm.
-    :param checkpoint: a file that always holds the latest state, written every `every` epochs and replaced as a whole; with `resume`,
-        training goes on from it and ends at the same weights, bit for bit, as if it had never stopped.
-    :param seed: fixes the order of the data and every draw. Global random state is left as it was.
-    :param progress: show a progress bar; by default on a terminal only.
-    :param fabric: a Lightning Fabric for devices, precision, processes and loggers; by default one device, chosen by itself.
+    :param checkpoint: a file that always holds the latest state, replaced as a whole every `every` epochs.
+        With `resume`, training continues from it and ends at the same weights, bit for bit, as without
+        interruption.
+    :param seed: fixes the order of the data and all sampling. The global random state is not changed.
+    :param progress: show a progress bar; by default only on a terminal.
+    :param fabric: a Lightning Fabric for devices, precision, processes and loggers; by default one device, a
+        GPU if there is one.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=64)
@@ -74,292 +90,179 @@ def fit(
     >>> bool(history.loss.iloc[-1] < history.loss.iloc[0])
     True
     """
-    for name, value in {"epochs": epochs, "lr": lr, "batch_size": batch_size, "every": every}.items():
-        if not value > 0:
-            raise ValueError(f"fit: {name} must be positive, got {value}.")
-    if noise not in ("running", "exact", "fixed"):
-        raise ValueError(f'fit: noise must be "running", "exact" or "fixed", got {noise!r}.')
-    if schedule is not None and schedule != "cosine" and not callable(schedule):
+    check_options(
+        "fit",
+        whole={"epochs": epochs, "batch_size": batch_size, "every": every},
+        rates={"lr": lr, "clip": clip},
+        noise=noise,
+        kl_warmup=kl_warmup,
+        validation=validation,
+        patience=patience,
+        seeds=[seed],
+    )
+    if not (schedule is None or schedule == "cosine" or callable(schedule)):
         raise ValueError(
-            f'fit: schedule must be "cosine" or a function that makes a torch scheduler, got {schedule!r}.'
-        )
-    if patience is not None and isinstance(validation, int | float) and not validation:
-        raise ValueError(
-            "fit: patience needs validation data; give `validation`, a share such as 0.1 or data of its own."
+            'fit: schedule must be None, "cosine" or a function that makes a torch scheduler,'
+            f" got {schedule!r}."
         )
     if resume and checkpoint is None:
         raise ValueError("fit: resume needs the file to go on from; give `checkpoint`.")
-    if fabric is None:
-        from lightning_fabric import Fabric  # takes seconds to import
-
-        fabric = Fabric(devices=1)
-    with torch.random.fork_rng([fabric.device] if fabric.device.type == "cuda" else []):
+    fabric = one_device() if fabric is None else fabric
+    with _separate_random_state(fabric):
         train, held_out = split(data, validation, seed)
-        _check_size(elbo, data, train)
-        parameters = [p for p in elbo.parameters() if p.requires_grad]
-        optimiser = optimizer(parameters) if optimizer else Adam(parameters, lr=lr, fused=True)
-        run = _Run(elbo, optimiser, schedule(optimiser) if callable(schedule) else None, seed)
+        check_size(elbo.n_data, data, train)
+        loader = batches(train, batch_size, fabric, shuffle=True)
+        run = _start(elbo, optimizer, schedule, lr, seed, patience)
         if resume and checkpoint is not None and Path(checkpoint).exists():
             run.load(checkpoint)
-        step, optimiser = fabric.setup(_Step(elbo), optimiser)
-        loader = batches(train, batch_size, fabric, shuffle=True)
-        held_out_loader = (
+        trainer = _Trainer(run, loader, fabric, epochs, schedule == "cosine", kl_warmup, noise, clip)
+        validation_loader = (
             None if held_out is None else batches(held_out, 4 * batch_size, fabric, shuffle=False)
         )
-
-        with _Bar(progress, epochs, run.epoch) as bar:
-            while run.epoch < epochs and not run.stale(patience):
-                # Each epoch has a seed of its own, so that a resumed run draws as the uninterrupted one does.
-                torch.manual_seed(seed * 2**20 + run.epoch)
-                for generator in generators(loader):
-                    generator.manual_seed(seed * 2**20 + run.epoch)
-                began = time.perf_counter()
-                elbo.train()
-                totals = _Totals()
-                for i, batch in enumerate(loader):
-                    if schedule == "cosine":
-                        _set_rate(optimiser, run.rates, (run.epoch + i / len(loader)) / epochs)
-                    optimiser.zero_grad()
-                    out = step(min(1.0, (run.epoch + 1) / (kl_warmup + 1)), *batch)
-                    fabric.backward(out["loss"])
-                    if clip is not None:
-                        fabric.clip_gradients(step, optimiser, max_norm=clip)
-                    optimiser.step()
-                    totals.add(out)
-                if run.scheduler is not None:
-                    run.scheduler.step()
-                elbo.eval()
-                if noise == "exact":
-                    totals.statistic = _statistic(step, loader)
-                if not totals.rows:
-                    raise ValueError(
-                        "fit: the data gave no batch; is it empty, or smaller than a batch with drop_last?"
-                    )
-                totals.reduce(fabric)
-                if noise != "fixed" and totals.statistic is not None:
-                    elbo.likelihood.update(totals.statistic / totals.weight)
-                row = totals.row(run.epoch, time.perf_counter() - began)
-                if not math.isfinite(row["loss"]):
-                    raise FloatingPointError(
-                        f"fit: the loss is {row['loss']} in epoch {run.epoch}; check the data, lower lr, or set clip."
-                    )
-                if held_out_loader is not None:
-                    row["validation"] = validate(elbo, held_out_loader, fabric)
-                    run.judge(row["validation"])
-                run.history.append(row)
-                run.epoch += 1
-                bar.show(row, elbo)
-                fabric.log_dict(row, step=run.epoch)
-                over = run.epoch == epochs or run.stale(patience)
-                if checkpoint is not None and fabric.is_global_zero and (over or run.epoch % every == 0):
+        with Bar(progress, epochs, run.epoch) as bar:
+            while not run.is_over(epochs):
+                record = trainer.epoch()
+                if validation_loader is not None:
+                    record["validation"] = validate(elbo, validation_loader, fabric)
+                run.add(record)
+                bar.show(record, elbo.likelihood)
+                fabric.log_dict(record, step=run.epoch)
+                due = run.epoch % every == 0 or run.is_over(epochs)
+                if checkpoint is not None and due and fabric.is_global_zero:
                     run.save(checkpoint)
-        if run.best is not None:
-            elbo.load_state_dict(run.best)
+        run.best.restore(elbo.state_dict())
         elbo.eval()
         for logger in fabric.loggers:
             logger.finalize("success")
     return pd.DataFrame(run.history)
 
 
+def one_device() -> Fabric:
+    from lightning_fabric import Fabric  # takes seconds to import
+
+    return Fabric(devices=1)
+
+
+@contextmanager
+def _separate_random_state(fabric: Fabric) -> Iterator[None]:
+    with torch.random.fork_rng([fabric.device] if fabric.device.type == "cuda" else []):
+        yield
+
+
+def _start(
+    elbo: ELBO,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None,
+    schedule: str | Callable[[Optimizer], LRScheduler] | None,
+    lr: float,
+    seed: int,
+    patience: int | None,
+) -> Run:
+    parameters = [p for p in elbo.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("fit: no parameter of the objective requires a gradient; there is nothing to train.")
+    optimiser = optimizer(parameters) if optimizer else Adam(parameters, lr=lr, fused=True)
+    return Run(elbo, optimiser, schedule(optimiser) if callable(schedule) else None, seed, patience)
+
+
+class _Trainer:
+    """An epoch of training: a step for each batch, then the noise."""
+
+    def __init__(
+        self,
+        run: Run,
+        loader: Batches,
+        fabric: Fabric,
+        epochs: int,
+        cosine: bool,
+        kl_warmup: int,
+        noise: Noise,
+        clip: float | None,
+    ) -> None:
+        self.run, self.elbo, self.loader, self.fabric = run, run.elbo, loader, fabric
+        self.epochs, self.cosine, self.kl_warmup, self.noise, self.clip = (
+            epochs,
+            cosine,
+            kl_warmup,
+            noise,
+            clip,
+        )
+        module, optimiser = fabric.setup(_Step(run.elbo), run.optimiser)
+        self.step: nn.Module = module
+        self.optimiser: Optimizer = optimiser
+
+    def epoch(self) -> Record:
+        """Train for an epoch and return its row of the history."""
+        began, epoch = time.perf_counter(), self.run.epoch
+        self._seed(epoch)
+        self.elbo.train()
+        totals = Totals()
+        for i, batch in enumerate(self.loader):
+            if self.cosine:
+                self._set_rate((epoch + i / len(self.loader)) / self.epochs)
+            totals.add(len(batch[0]), self._train_on(batch, kl_weight(epoch, self.kl_warmup)))
+        if self.run.scheduler is not None:
+            self.run.scheduler.step()
+        self.elbo.eval()
+        if not totals.rows:
+            raise ValueError(
+                "fit: the data gave no batch; is it empty, or smaller than a batch with drop_last?"
+            )
+        totals.reduce(self.fabric)
+        self._update_noise(totals)
+        (record,) = totals.records(epoch, time.perf_counter() - began)
+        if not math.isfinite(record["loss"]):
+            raise FloatingPointError(
+                f"fit: the loss is {record['loss']} in epoch {epoch}; check the data, lower lr, or set clip."
+            )
+        return record
+
+    def _seed(self, epoch: int) -> None:
+        seed = epoch_seed(self.run.seed, epoch)
+        torch.manual_seed(seed)
+        for generator in generators(self.loader):
+            generator.manual_seed(seed)
+
+    def _set_rate(self, done: float) -> None:
+        for group, rate in zip(self.optimiser.param_groups, self.run.rates, strict=True):
+            group["lr"] = rate * cosine(done)
+
+    def _train_on(self, batch: Sequence[Tensor], kl_weight: float) -> dict[str, Tensor]:
+        self.optimiser.zero_grad()
+        loss, averages = self.step(kl_weight, *batch)
+        self.fabric.backward(loss)
+        if self.clip is not None:
+            self.fabric.clip_gradients(self.step, self.optimiser, max_norm=self.clip)
+        self.optimiser.step()
+        return averages
+
+    @torch.no_grad()
+    def _update_noise(self, totals: Totals) -> None:
+        if self.noise == "exact":
+            totals = Totals()
+            for batch in self.loader:
+                _, averages = self.step(1.0, *batch)
+                totals.add(len(batch[0]), averages)
+            totals.reduce(self.fabric)
+        if self.noise != "fixed" and totals.statistic is not None:
+            self.elbo.likelihood.update(totals.statistic)
+
+
 class _Step(nn.Module):
-    """One pass of an objective, as plain tensors: what precision plugins and distributed wrappers understand."""
+    """The step as a module, which precision plugins and distributed wrappers can wrap."""
 
     def __init__(self, elbo: ELBO) -> None:
         super().__init__()
         self.elbo = elbo
 
-    def forward(
-        self, kl_weight: float, x: Tensor, y: Tensor, weight: Tensor | None = None
-    ) -> dict[str, Tensor | None]:
-        terms = self.elbo.terms(x, y, weight)
-        rows = terms.kl.new_tensor(float(len(y)))
-        with torch.no_grad():
-            statistic = self.elbo.likelihood.statistic(terms.f, y, weight)
-        return {
-            "loss": self.elbo.loss(terms, kl_weight),
-            "data_fit": terms.data_fit.detach(),
-            "kl": terms.kl.detach(),
-            "statistic": statistic,
-            "rows": rows,
-            "weight": rows if weight is None else weight.sum(),
-        }
-
-
-@dataclass
-class _Totals:
-    """Sums over an epoch, kept on the device."""
-
-    loss: Any = 0.0
-    data_fit: Any = 0.0
-    kl: Any = 0.0
-    rows: Any = 0.0
-    weight: Any = 0.0
-    statistic: Tensor | None = None
-
-    def add(self, out: dict[str, Any]) -> None:
-        self.loss = self.loss + out["loss"].detach() * out["rows"]
-        self.data_fit = self.data_fit + out["data_fit"] * out["rows"]
-        self.kl = out["kl"]
-        self.rows = self.rows + out["rows"]
-        self.weight = self.weight + out["weight"]
-        if out["statistic"] is not None:
-            seen = 0.0 if self.statistic is None else self.statistic
-            self.statistic = seen + out["statistic"] * out["weight"]
-
-    def reduce(self, fabric: Fabric) -> None:
-        """Add up what the processes have seen, each its share."""
-        for name in ("loss", "data_fit", "rows", "weight", "statistic"):
-            if getattr(self, name) is not None:
-                setattr(self, name, fabric.all_reduce(getattr(self, name), reduce_op="sum"))
-
-    def row(self, epoch: int, seconds: float) -> dict[str, Any]:
-        rows = float(self.rows)
-        return {
-            "epoch": epoch,
-            "loss": float(self.loss) / rows,
-            "data_fit": float(self.data_fit) / rows,
-            "kl": float(self.kl),
-            "seconds": seconds,
-            "rows_per_second": rows / seconds,
-        }
-
-
-@dataclass
-class _Progress:
-    """How far a run has come, beside the weights."""
-
-    epoch: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    best: dict[str, Tensor] | None = None
-    best_score: float = -math.inf
-    best_epoch: int = 0
-
-
-class _Run(_Progress):
-    """A run that can be written to a file and gone on with."""
-
-    def __init__(self, elbo: ELBO, optimiser: Optimizer, scheduler: LRScheduler | None, seed: int) -> None:
-        super().__init__(rates=[group["lr"] for group in optimiser.param_groups])
-        self.elbo, self.optimiser, self.scheduler, self.seed = elbo, optimiser, scheduler, seed
-
-    def judge(self, score: float) -> None:
-        if score > self.best_score:
-            self.best, self.best_score, self.best_epoch = deepcopy(self.elbo.state_dict()), score, self.epoch
-
-    def stale(self, patience: int | None) -> bool:
-        return patience is not None and self.epoch > self.best_epoch + patience
-
-    def save(self, path: str | Path) -> None:
-        with replacing(path) as file:
-            torch.save(self._content(), file)
-
-    def _content(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "progress": {name: getattr(self, name) for name in asdict(_Progress())},
-            "elbo": self.elbo.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "scheduler": self.scheduler and self.scheduler.state_dict(),
-        }
-
-    def load(self, path: str | Path) -> None:
-        discard_partials(path)
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever a damaged or foreign file makes torch raise
-            raise _cannot_resume(path, "it is damaged, or no checkpoint") from error
-        if not isinstance(content, dict) or content.keys() != self._content().keys():
-            raise _cannot_resume(path, "fit did not write it")
-        if content["seed"] != self.seed:
-            raise _cannot_resume(path, f"it was written with seed={content['seed']}")
-        if _shapes(content["elbo"]) != _shapes(self.elbo.state_dict()):
-            raise _cannot_resume(path, "it belongs to another network or likelihood")
-        if (content["scheduler"] is None) != (self.scheduler is None):
-            raise _cannot_resume(path, "it was written with another schedule")
-        try:
-            self.optimiser.load_state_dict(content["optimiser"])
-            if self.scheduler is not None:
-                self.scheduler.load_state_dict(content["scheduler"])
-        except (ValueError, KeyError) as error:
-            raise _cannot_resume(path, "it was written with another optimiser or schedule") from error
-        self.elbo.load_state_dict(content["elbo"])
-        for name, value in content["progress"].items():
-            setattr(self, name, value)
-
-
-def _cannot_resume(path: str | Path, reason: str) -> ValueError:
-    return ValueError(f"fit: cannot resume from {path}: {reason}; delete the file, or give another.")
-
-
-def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in state.items()}
-
-
-def _check_size(elbo: ELBO, data: Data, train: Data) -> None:
-    """Refuse an objective whose n_data is not the size of the data: its divergence would be mis-scaled."""
-    rows = size(data)
-    weighted = isinstance(data, Sequence) and len(data) > 2
-    # With weights, rows do not tell how much data there is: n_data may be their sum, and the weights relative.
-    if rows is not None and elbo.n_data not in (rows, size(train)) and not weighted:
-        raise ValueError(
-            f"fit: the objective has n_data={elbo.n_data}, the data has {rows} rows; make the ELBO with n_data={rows}."
-        )
-
-
-def _set_rate(optimiser: Any, rates: list[float], done: float) -> None:
-    for group, rate in zip(optimiser.param_groups, rates, strict=True):
-        group["lr"] = rate * (1 + math.cos(math.pi * done)) / 2
+    def forward(self, kl_weight: float, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return step(self.elbo, kl_weight, *batch)
 
 
 @torch.no_grad()
-def _statistic(step: Any, loader: Any) -> Tensor | None:
-    totals = _Totals()
-    for batch in loader:
-        totals.add(step(1.0, *batch))
-    return totals.statistic
-
-
-@torch.no_grad()
-def validate(elbo: ELBO, loader: Any, fabric: Fabric) -> float:
+def validate(elbo: ELBO, loader: Batches, fabric: Fabric) -> float:
     """Mean predictive log-likelihood, each data point as often as its weight says."""
-    sums: Any = torch.zeros(2, device=fabric.device)
-    for x, y, *weights in loader:
-        log_prob = elbo.predict(x, samples=32 if elbo.method.samples else None).log_prob(y)
-        weight = weights[0] if weights else torch.ones_like(log_prob)
-        sums = sums + torch.stack([(weight * log_prob).sum(), weight.sum()])
-    sums = fabric.all_reduce(sums, reduce_op="sum")
-    return float(sums[0] / sums[1])
-
-
-class _Bar:
-    """A progress bar that is told each epoch's row; silent where nobody looks."""
-
-    def __init__(self, progress: bool | None, epochs: int, start: int) -> None:
-        console = Console(stderr=True)
-        visible = console.is_terminal if progress is None else progress
-        # On a narrow terminal the text takes a second line, in the place of the bar.
-        text = TextColumn("{task.description}", table_column=Column(ratio=1))
-        columns = (TextColumn("fit"), BarColumn(16), MofNCompleteColumn(), TimeRemainingColumn(), text)
-        self.progress = Progress(*columns, console=console, disable=not visible, expand=True)
-        self.task = self.progress.add_task("", total=epochs, completed=start)
-
-    def __enter__(self) -> _Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.progress.stop()
-
-    def show(self, row: dict[str, Any], elbo: ELBO) -> None:
-        text = f"ELBO {-row['loss']:.3f}  fit {row['data_fit']:.3f}  KL {row['kl']:.0f}"
-        precision = getattr(elbo.likelihood, "precision", None)
-        if isinstance(precision, Tensor):
-            text += f"  noise {float(precision.mean()) ** -0.5:.3g}"
-        if "validation" in row:
-            text += f"  validation {row['validation']:.3f}"
-        self.progress.update(
-            self.task, advance=1, description=f"{text}  {row['rows_per_second']:,.0f} rows/s"
-        )
+    total = torch.zeros(2, device=fabric.device)
+    for batch in loader:
+        total = total + log_likelihood(elbo, *batch)
+    log_prob, weight = fabric.all_reduce(total, reduce_op="sum")
+    return float(log_prob / weight)

@@ -1,0 +1,133 @@
+"""Objectives of one architecture as a single one: parameters stacked in front, functions mapped over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ..objectives import ELBO
+from .epochs import step
+
+Result = TypeVar("Result")
+Tensors: TypeAlias = dict[str, Tensor]
+Program: TypeAlias = Callable[..., tuple[Tensors, Sequence[Tensor]]]
+"""(params, buffers, kl_weight, *batch) -> averages of the batch, and the gradients."""
+
+
+class _Bound(nn.Module):
+    """An objective whose `forward` applies any function to it, which `functional_call` can call."""
+
+    def __init__(self, objective: ELBO) -> None:
+        super().__init__()
+        self.objective = objective
+
+    def forward(self, function: Callable[..., Result], *args: Tensor) -> Result:
+        return function(self.objective, *args)
+
+
+class Stack:
+    """The parameters and buffers of several objectives, stacked in front."""
+
+    def __init__(self, members: Sequence[ELBO]) -> None:
+        self.bound = [_Bound(member) for member in members]
+        self.params: Tensors
+        self.buffers: Tensors
+        self.params, self.buffers = stack_module_state(list[nn.Module](self.bound))
+        self.trained = [p for p in self.params.values() if p.requires_grad]
+        self.programs: dict[int, Program] = {}
+
+    def __len__(self) -> int:
+        return len(self.bound)
+
+    @property
+    def state(self) -> Tensors:
+        return self.params | self.buffers
+
+    def train(self, mode: bool = True) -> None:
+        """Set the mode of the first objective, whose operations are run for all."""
+        self.bound[0].train(mode)
+
+    @torch.no_grad()
+    def map(self, function: Callable[..., Result], *args: Tensor) -> Result:
+        """function(objective, *args) for each replica and its slice of the arguments.
+
+        Only a method that samples draws anew for each replica: fixed quasi-random points are the same for
+        all.
+        """
+        samples = self.bound[0].objective.method.samples
+        randomness = "different" if samples else "same"
+        return self._mapped(function, randomness, self.params, self.buffers, *args)
+
+    @torch.no_grad()
+    def gradients(self, kl_weight: Tensor, batch: Sequence[Tensor], compile: bool) -> Tensors:
+        """Set the gradients of a batch and return its averages."""
+        size = batch[0].shape[1]
+        if size not in self.programs:
+            self.programs[size] = self._traced(kl_weight, *batch, compile=compile)
+        averages, gradients = self.programs[size](self.params, self.buffers, kl_weight, *batch)
+        for parameter, gradient in zip(self.trained, gradients, strict=True):
+            parameter.grad = gradient
+        return averages
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Give each objective the values of its replica, in evaluation mode."""
+        state = self.state
+        for r, bound in enumerate(self.bound):
+            for name, value in (*bound.named_parameters(), *bound.named_buffers()):
+                value.copy_(state[name][r])
+            bound.eval()
+
+    def _mapped(
+        self,
+        function: Callable[..., Result],
+        randomness: str,
+        params: Tensors,
+        buffers: Tensors,
+        *args: Tensor,
+    ) -> Result:
+        def one(params: Tensors, buffers: Tensors, *args: Tensor) -> Result:
+            result: Result = functional_call(self.bound[0], (params, buffers), (function, *args))
+            return result
+
+        return vmap(one, randomness=randomness)(params, buffers, *args)
+
+    def _traced(self, *arguments: Tensor, compile: bool) -> Program:
+        """The step on a batch of this shape, as one program of plain tensor operations.
+
+        Tracing it once removes the cost of mapping, module calls and recording gradients from all later
+        steps.
+        """
+
+        def gradient(
+            params: Tensors, buffers: Tensors, *arguments: Tensor
+        ) -> tuple[Tensors, Sequence[Tensor]]:
+            loss, averages = self._mapped(step, "different", params, buffers, *arguments)
+            trained = [p for p in params.values() if p.requires_grad]
+            # A parameter belongs to one replica, so the gradient of the sum is that of the replica's loss.
+            gradients = torch.autograd.grad(loss.sum(), trained, allow_unused=True, materialize_grads=True)
+            # The fused optimiser reads memory in order and ignores strides.
+            return averages, [g.contiguous() for g in gradients]
+
+        # Tracing runs the step once, which must not move running statistics.
+        copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        with torch.enable_grad():
+            program = make_fx(gradient)(self.params, copies, *arguments)
+        _drop_idle_operations(program)
+        return torch.compile(program, dynamic=False) if compile else program
+
+
+def _drop_idle_operations(program: torch.fx.GraphModule) -> None:
+    """Remove what mapping and differentiating leave behind: reshapes to the same shape and unused results."""
+    aten = torch.ops.aten
+    idle = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default)
+    for node in program.graph.nodes:
+        if node.target in idle and node.meta["tensor_meta"].shape == node.args[0].meta["tensor_meta"].shape:
+            node.replace_all_uses_with(node.args[0])
+    program.graph.eliminate_dead_code()
+    program.recompile()
