@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from ..methods.base import Method
 from ..objectives import ELBO
 
 if TYPE_CHECKING:
@@ -203,3 +204,11 @@ def check_options(
     for seed in seeds:
         if not (isinstance(seed, Integral) and abs(seed) < 2**43):
             raise ValueError(f"{caller}: a seed must be a whole number below 2**43, got {seed!r}.")
+
+
+def check_noiseless(caller: str, method: Method) -> None:
+    """Refuse an objective that samples to an optimiser that compares its values."""
+    if method.samples:
+        raise ValueError(
+            f'{caller}: optimizer="lbfgs" needs an objective without noise, and {method.name} samples; use Adam.'
+        )

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from ..objectives import ELBO
-from .batches import Batches, Data, batches, check_size, generators, split
+from .batches import Batches, Data, batches, check_size, generators, size, split
 from .checkpoints import Run
 from .epochs import (
     Noise,
     Record,
     Totals,
+    check_noiseless,
     check_options,
     cosine,
     epoch_seed,
@@ -30,6 +32,7 @@ from .epochs import (
     step,
 )
 from .progress import Bar
+from .quasi_newton import LBFGS
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -42,7 +45,7 @@ def fit(
     epochs: int = 100,
     lr: float = 0.01,
     batch_size: int = 64,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+    optimizer: Literal["lbfgs"] | Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     schedule: Literal["cosine"] | Callable[[Optimizer], LRScheduler] | None = None,
     kl_warmup: int = 0,
     noise: Noise = "running",
@@ -64,7 +67,9 @@ def fit(
 
     :param data: tensors (x, y) or (x, y, weight), a Dataset of such rows, or a DataLoader of such batches,
         which then sets the batch size.
-    :param optimizer: makes an optimiser from parameters; Adam with `lr` by default.
+    :param optimizer: "lbfgs" for L-BFGS on all rows at once, for objectives that do not sample: an epoch is
+        then a round of 20 iterations, and `lr`, `batch_size` and `schedule` have no effect. Or a function
+        that makes a torch optimiser from parameters; Adam with `lr` by default.
     :param schedule: None for a constant rate; "cosine" lowers it to zero over the run; or a function that
         makes a torch scheduler, which is stepped after each epoch.
     :param kl_warmup: epochs over which the weight of the KL divergence rises to 1.
@@ -107,6 +112,12 @@ def fit(
         )
     if resume and checkpoint is None:
         raise ValueError("fit: resume needs the file to go on from; give `checkpoint`.")
+    if optimizer == "lbfgs":
+        batch_size = _all_rows(elbo, data)
+    elif not (optimizer is None or callable(optimizer)):
+        raise ValueError(
+            f'fit: optimizer must be "lbfgs" or a function that makes a torch optimiser, got {optimizer!r}.'
+        )
     fabric = one_device() if fabric is None else fabric
     with _separate_random_state(fabric):
         train, held_out = split(data, validation, seed)
@@ -137,6 +148,17 @@ def fit(
     return pd.DataFrame(run.history)
 
 
+def _all_rows(elbo: ELBO, data: Data) -> int:
+    """The batch size of L-BFGS; data or methods that it cannot use are refused."""
+    rows = None if isinstance(data, DataLoader) else size(data)
+    if rows is None:
+        raise ValueError(
+            'fit: optimizer="lbfgs" needs all rows at once; give `data` as tensors or a Dataset.'
+        )
+    check_noiseless("fit", elbo.method)
+    return rows
+
+
 def one_device() -> Fabric:
     from lightning_fabric import Fabric  # takes seconds to import
 
@@ -151,7 +173,7 @@ def _separate_random_state(fabric: Fabric) -> Iterator[None]:
 
 def _start(
     elbo: ELBO,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None,
+    optimizer: Literal["lbfgs"] | Callable[[Iterable[nn.Parameter]], Optimizer] | None,
     schedule: str | Callable[[Optimizer], LRScheduler] | None,
     lr: float,
     seed: int,
@@ -160,7 +182,10 @@ def _start(
     parameters = [p for p in elbo.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("fit: no parameter of the objective requires a gradient; there is nothing to train.")
-    optimiser = optimizer(parameters) if optimizer else Adam(parameters, lr=lr, fused=True)
+    if optimizer == "lbfgs":
+        optimiser: Optimizer = LBFGS(parameters)
+    else:
+        optimiser = optimizer(parameters) if optimizer else Adam(parameters, lr=lr, fused=True)
     return Run(elbo, optimiser, schedule(optimiser) if callable(schedule) else None, seed, patience)
 
 
@@ -227,13 +252,19 @@ class _Trainer:
             group["lr"] = rate * cosine(done)
 
     def _train_on(self, batch: Sequence[Tensor], kl_weight: float) -> dict[str, Tensor]:
-        self.optimiser.zero_grad()
-        loss, averages = self.step(kl_weight, *batch)
-        self.fabric.backward(loss)
-        if self.clip is not None:
-            self.fabric.clip_gradients(self.step, self.optimiser, max_norm=self.clip)
-        self.optimiser.step()
-        return averages
+        sums: dict[str, Tensor] = {}
+
+        def closure() -> Tensor:
+            self.optimiser.zero_grad()
+            loss, of_batch = self.step(kl_weight, *batch)
+            self.fabric.backward(loss)
+            if self.clip is not None:
+                self.fabric.clip_gradients(self.step, self.optimiser, max_norm=self.clip)
+            sums.update(of_batch)
+            return loss
+
+        self.optimiser.step(closure)
+        return sums
 
     @torch.no_grad()
     def _update_noise(self, totals: Totals) -> None:

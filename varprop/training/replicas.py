@@ -15,7 +15,7 @@ from typing import Literal
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
 
 from ..objectives import ELBO
 from .alike import check_members
@@ -25,6 +25,7 @@ from .epochs import (
     Noise,
     Record,
     Totals,
+    check_noiseless,
     check_options,
     cosine,
     epoch_seed,
@@ -32,6 +33,7 @@ from .epochs import (
     log_likelihood,
     step,
 )
+from .quasi_newton import LBFGS
 from .stack import Stack
 
 ROWS = 4096
@@ -47,6 +49,7 @@ def fit(
     epochs: int = 100,
     lr: float = 0.01,
     batch_size: int = 64,
+    optimizer: Literal["lbfgs"] | None = None,
     schedule: Literal["cosine"] | None = None,
     kl_warmup: int = 0,
     noise: Noise = "running",
@@ -55,7 +58,7 @@ def fit(
     seeds: Sequence[int] | None = None,
     compile: bool = False,
 ) -> pd.DataFrame:
-    """Train objectives of one architecture with Adam, all at once and in place, and return their history.
+    """Train objectives of one architecture, all at once and in place, and return their history.
 
     The options are those of `fit`, and so are the results: with a method that does not sample, a member ends
     at the weights at which `fit(member, (x[r], y[r]), seed=seeds[r], ...)` ends, up to rounding. The history
@@ -66,6 +69,8 @@ def fit(
         `x.expand(len(members), *x.shape)`.
     :param y: targets, with the replicas in the first dimension.
     :param weight: how often each data point counts, of shape (replicas, rows).
+    :param optimizer: None for Adam; "lbfgs" for L-BFGS on all rows, a round of 20 iterations an epoch. Every
+        member has its own line search, and no member waits for another's.
     :param schedule: None for a constant rate; "cosine" lowers it to zero over the run.
     :param kl_warmup: epochs over which the weight of the KL divergence rises to 1.
     :param noise: the likelihood's parameters, such as the noise, are set after each epoch from statistics
@@ -105,6 +110,11 @@ def fit(
     )
     if schedule not in (None, "cosine"):
         raise ValueError(f'replicas.fit: schedule must be None or "cosine", got {schedule!r}.')
+    if optimizer not in (None, "lbfgs"):
+        raise ValueError(f'replicas.fit: optimizer must be None or "lbfgs", got {optimizer!r}.')
+    if optimizer == "lbfgs":
+        check_noiseless("replicas.fit", members[0].method)
+        batch_size = x.shape[1]
     if len(seeds) != len(members):
         raise ValueError(
             f"replicas.fit: there are {len(seeds)} seeds for {len(members)} members; give one for each."
@@ -116,7 +126,7 @@ def fit(
         raise wrong_size("replicas.fit", members[0].n_data, x.shape[1], train[0].shape[1])
 
     trainer = _Trainer(
-        Stack(members), train, seeds, epochs, lr, batch_size, schedule, kl_warmup, noise, compile
+        Stack(members), train, seeds, epochs, lr, batch_size, optimizer, schedule, kl_warmup, noise, compile
     )
     best = Best(patience, (len(members),))
     history: list[Record] = []
@@ -150,6 +160,7 @@ class _Trainer:
         epochs: int,
         lr: float,
         batch_size: int,
+        optimizer: str | None,
         schedule: str | None,
         kl_warmup: int,
         noise: Noise,
@@ -158,7 +169,9 @@ class _Trainer:
         self.stack, self.data, self.seeds, self.epochs, self.lr = stack, data, seeds, epochs, lr
         self.batch_size, self.schedule, self.kl_warmup = batch_size, schedule, kl_warmup
         self.noise, self.compile = noise, compile
-        self.optimiser = Adam(stack.trained, lr, fused=True)
+        self.optimiser: Optimizer = Adam(stack.trained, lr, fused=True)
+        if optimizer == "lbfgs":
+            self.optimiser = LBFGS(stack.trained, members=len(stack))
         self.replicas = torch.arange(len(stack), device=data[0].device).unsqueeze(1)
 
     def epoch(self, epoch: int) -> list[Record]:
@@ -174,12 +187,21 @@ class _Trainer:
                 self.optimiser.param_groups[0]["lr"] = self.lr * cosine(done)
             batch = [t[self.replicas, rows] for t in self.data]
             compile = self.compile and rows.shape[1] == self.batch_size
-            totals.add(rows.shape[1], self.stack.gradients(kl_weights, batch, compile))
-            self.optimiser.step()
+            totals.add(rows.shape[1], self._train_on(batch, kl_weights, compile))
         self.stack.train(False)
         self._update_noise(totals)
         records = totals.records(epoch, time.perf_counter() - began)
         return [{"epoch": epoch, "replica": r, **record} for r, record in enumerate(records)]
+
+    def _train_on(self, batch: Batch, kl_weights: Tensor, compile: bool) -> dict[str, Tensor]:
+        sums: dict[str, Tensor] = {}
+
+        def closure() -> Tensor:
+            sums.update(self.stack.gradients(kl_weights, batch, compile))
+            return sums["terms"][:, 0] / batch[0].shape[1]
+
+        self.optimiser.step(closure)  # type: ignore[arg-type]
+        return sums
 
     def validate(self, held_out: Batch) -> Tensor:
         """Mean predictive log-likelihood of each replica's held-out rows."""
