@@ -210,5 +210,6 @@ def check_noiseless(caller: str, method: Method) -> None:
     """Refuse an objective that samples to an optimiser that compares its values."""
     if method.samples:
         raise ValueError(
-            f'{caller}: optimizer="lbfgs" needs an objective without noise, and {method.name} samples; use Adam.'
+            f'{caller}: optimizer="lbfgs" needs an objective without noise, and {method.name} samples; '
+            "use Adam."
         )

@@ -252,7 +252,7 @@ class _Trainer:
             group["lr"] = rate * cosine(done)
 
     def _train_on(self, batch: Sequence[Tensor], kl_weight: float) -> dict[str, Tensor]:
-        sums: dict[str, Tensor] = {}
+        averages: dict[str, Tensor] = {}
 
         def closure() -> Tensor:
             self.optimiser.zero_grad()
@@ -260,11 +260,11 @@ class _Trainer:
             self.fabric.backward(loss)
             if self.clip is not None:
                 self.fabric.clip_gradients(self.step, self.optimiser, max_norm=self.clip)
-            sums.update(of_batch)
+            averages.update(of_batch)
             return loss
 
-        self.optimiser.step(closure)
-        return sums
+        self.optimiser.step(closure)  # type: ignore[arg-type]
+        return averages
 
     @torch.no_grad()
     def _update_noise(self, totals: Totals) -> None:

@@ -8,7 +8,7 @@ from threading import Condition
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 ITERATIONS = 20
@@ -44,7 +44,7 @@ class LBFGS(Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[nn.Parameter], members: int | None = None, iterations: int = ITERATIONS
+        self, params: Iterable[Tensor], members: int | None = None, iterations: int = ITERATIONS
     ) -> None:
         self.members = members
         super().__init__(params, {"lr": 1.0, "iterations": iterations})
@@ -62,10 +62,10 @@ class LBFGS(Optimizer):
             return closure()  # the gradients and totals that a caller reads are those of the last point
 
     @property
-    def _parameters(self) -> list[nn.Parameter]:
+    def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _read(self, part: Callable[[nn.Parameter], Tensor | None]) -> np.ndarray:
+    def _read(self, part: Callable[[Tensor], Tensor | None]) -> np.ndarray:
         """A row for each member, in double precision."""
         rows = []
         for p in self._parameters:

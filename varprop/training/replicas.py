@@ -194,14 +194,14 @@ class _Trainer:
         return [{"epoch": epoch, "replica": r, **record} for r, record in enumerate(records)]
 
     def _train_on(self, batch: Batch, kl_weights: Tensor, compile: bool) -> dict[str, Tensor]:
-        sums: dict[str, Tensor] = {}
+        averages: dict[str, Tensor] = {}
 
-        def closure() -> Tensor:
-            sums.update(self.stack.gradients(kl_weights, batch, compile))
-            return sums["terms"][:, 0] / batch[0].shape[1]
+        def losses() -> Tensor:
+            averages.update(self.stack.gradients(kl_weights, batch, compile))
+            return averages["terms"][:, 0]
 
-        self.optimiser.step(closure)  # type: ignore[arg-type]
-        return sums
+        self.optimiser.step(losses)  # type: ignore[arg-type]
+        return averages
 
     def validate(self, held_out: Batch) -> Tensor:
         """Mean predictive log-likelihood of each replica's held-out rows."""
