@@ -45,14 +45,14 @@ toc_object_entries = False
 
 
 def complete_source(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Add the tables of supported layers, and leave out the empty line that doctest needs after an output."""
+    """Add the tables of supported layers, and remove the empty line that doctest needs after an output."""
     source[0] = re.sub(r"\n\n```\n", "\n```\n", source[0])
-    if docname == "layers":
-        source[0] += "\n" + layers.page()
+    if docname == "networks":
+        source[0] += "\n" + layers.page().replace("## ", "### ")
 
 
 def link_equations(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Docstrings are prose with formulas: set indented formulas as they stand, spare |x|, and link "Eq. n" to the page of mathematics."""
+    """Set indented formulas of a docstring verbatim, escape |x| and *, and link "Eq. n" to the maths page."""
     out: list[str] = []
     literal = False
     for before, line in zip(["", *lines], lines, strict=False):
