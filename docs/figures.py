@@ -75,7 +75,7 @@ def _curve(ax: Axes) -> None:
 
 
 def _moons(ax: Axes) -> None:
-    """Two classes: the probability of one of them, and the mutual information that more data would remove."""
+    """Two classes: the entropy of the prediction, high between them and far from both."""
     torch.manual_seed(0)
     points, labels = make_moons(300, noise=0.15, random_state=0)
     x = torch.tensor(points, dtype=torch.float32)
@@ -101,8 +101,8 @@ def gate() -> None:
     m = torch.linspace(-3, 3, 601)
     x = vp.Gaussian(m, torch.ones_like(m))
     curves = [
-        ("exact (DVI, Eq. 6)", vp.moments.rectify(x), {"color": INK, "lw": 2.2}),
-        ("hard gate (VBP, Eq. 4)", vp.moments.gate(x), {"color": BLUE, "lw": 1.8}),
+        ("exact (DVI)", vp.moments.rectify(x), {"color": INK, "lw": 2.2}),
+        ("hard gate (VBP)", vp.moments.gate(x), {"color": BLUE, "lw": 1.8}),
         ("gate of slope 2/s", vp.moments.gate(x, slope=2.0), {"color": ORANGE, "lw": 1.8, "ls": "--"}),
     ]
     figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.7), sharex=True)
@@ -119,7 +119,7 @@ def gate() -> None:
 
 
 def with_sampled_weights(net: nn.Sequential, x: Tensor, n: int = 2000) -> vp.Gaussian:
-    """Mean and variance of the outputs of a dense ReLU network whose weights are drawn from q."""
+    """Mean and variance of the outputs of a dense ReLU network with Monte Carlo samples of its weights."""
 
     def drawn(layer: nn.Linear, h: Tensor) -> Tensor:
         return torch.einsum("noi,nbi->nbo", random_weight(layer).sample((n,)), h) + layer.bias
@@ -131,7 +131,7 @@ def with_sampled_weights(net: nn.Sequential, x: Tensor, n: int = 2000) -> vp.Gau
 
 
 def regression() -> None:
-    """A curve with a gap in its data: what three trainings believe, and what their own posterior says when its weights are drawn."""
+    """A curve with a gap in its data, trained in three ways: own moments against samples of the posterior."""
     torch.manual_seed(1)
     x = torch.cat([torch.rand(60, 1) * 2 - 3, torch.rand(60, 1) * 2 + 1])
     y = torch.sin(1.5 * x) + 0.1 * torch.randn_like(x)
@@ -160,15 +160,15 @@ def regression() -> None:
             color=BLUE,
             alpha=0.22,
             lw=0,
-            label="f, its own moments: mean ± 2 std",
+            label="f, own moments: mean ± 2 std",
         )
         ax.plot(grid, own.mean, color=BLUE, lw=1.8)
-        for k, label in ((-2, "f, weights drawn from q: ± 2 std"), (2, None)):
+        for k, label in ((-2, "f, weights sampled from q: ± 2 std"), (2, None)):
             ax.plot(grid, drawn.mean + k * drawn.std, color=ORANGE, lw=1.2, ls="--", label=label)
         ax.plot(x, y, ".", color=INK, ms=3, label="data")
         ax.set(title=title, xlabel="x", ylim=(-4, 4), xlim=(-5, 5))
         print(
-            f"{title}: standard deviation {own.std.mean():.3f} by its own moments, {drawn.std.mean():.3f} of drawn weights"
+            f"{title}: std {own.std.mean():.3f} by its own moments, {drawn.std.mean():.3f} by sampled weights"
         )
     axes[0].set_ylabel("y")
     figure.legend(
