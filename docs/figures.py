@@ -46,7 +46,7 @@ def save(figure: plt.Figure, name: str, **options: float) -> None:
 
 def front() -> None:
     """A regression and a classifier with their uncertainty, near the data and far from them."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.3), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.1), width_ratios=(1.3, 1), layout="constrained")
     _curve(axes[0])
     _moons(axes[1])
     save(figure, "front.png", dpi=160)
@@ -92,7 +92,7 @@ def _moons(ax: Axes) -> None:
     filled = ax.contourf(axis, axis, unsure, levels=torch.linspace(0, 1, 11).tolist(), cmap="Blues")
     for label, colour in ((0, ORANGE), (1, INK)):
         ax.plot(*x[labels == label].T, ".", color=colour, ms=3, label=f"class {label}")
-    ax.figure.colorbar(filled, ax=ax, label="entropy of the prediction, bits", ticks=[0, 0.5, 1])
+    ax.figure.colorbar(filled, ax=ax, label="entropy, bits", ticks=[0, 0.5, 1])
     ax.set(title="classification", xlabel="x₁", ylabel="x₂", aspect="equal")
 
 
