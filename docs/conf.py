@@ -63,9 +63,14 @@ def link_equations(app: Sphinx, what: str, name: str, obj: object, options: obje
         elif line.strip() and not indented:
             literal = False
         if not literal and not line.lstrip().startswith((">>>", "...")):
-            line = re.sub(r"Eq\. (\d+)", r":eq:`eq-\1`", line.replace("|", r"\|").replace("*", r"\*"))
+            line = line.replace("|", r"\|").replace("*", r"\*")
+            line = re.sub(r"Eq\. (\d+(?:(?:, | and | to )\d+)*)", _linked, line)
         out.append(line)
     lines[:] = out
+
+
+def _linked(citation: re.Match[str]) -> str:
+    return re.sub(r"\d+", r":eq:`eq-\g<0>`", citation.group(1))
 
 
 def setup(app: Sphinx) -> None:

@@ -75,6 +75,16 @@ def test_the_readme_states_the_committed_speed_and_calibration() -> None:
     assert f"cover between {min(shares):.0%} and {max(shares):.0%}" in readme.replace(" %", "%")
 
 
+def test_every_page_and_file_that_is_named_exists() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "experiments" / "notes").glob("*.md")]:
+        text = page.read_text()
+        named = set(re.findall(r"`((?:docs|experiments|benchmarks|tests)/[\w./-]+)`", text))
+        linked = set(re.findall(r"\]\(([\w./-]+)[)#]", text))
+        missing = [path for path in named if not (ROOT / path).exists()]
+        missing += [path for path in linked if not (page.parent / path).exists()]
+        assert not missing, f"{page.name}: {missing}"
+
+
 def cited() -> set[int]:
     return {
         int(n)
