@@ -45,14 +45,14 @@ toc_object_entries = False
 
 
 def complete_source(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Add the tables of supported layers, and leave out the empty line that doctest needs after an output."""
+    """Add the tables of supported layers, and remove the empty line that doctest needs after an output."""
     source[0] = re.sub(r"\n\n```\n", "\n```\n", source[0])
-    if docname == "layers":
-        source[0] += "\n" + layers.page()
+    if docname == "networks":
+        source[0] += "\n" + layers.page().replace("## ", "### ")
 
 
 def link_equations(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Docstrings are prose with formulas: set indented formulas as they stand, spare |x|, and link "Eq. n" to the page of mathematics."""
+    """Set indented formulas of a docstring verbatim, escape |x| and *, and link "Eq. n" to the maths page."""
     out: list[str] = []
     literal = False
     for before, line in zip(["", *lines], lines, strict=False):
@@ -63,9 +63,14 @@ def link_equations(app: Sphinx, what: str, name: str, obj: object, options: obje
         elif line.strip() and not indented:
             literal = False
         if not literal and not line.lstrip().startswith((">>>", "...")):
-            line = re.sub(r"Eq\. (\d+)", r":eq:`eq-\1`", line.replace("|", r"\|").replace("*", r"\*"))
+            line = line.replace("|", r"\|").replace("*", r"\*")
+            line = re.sub(r"Eq\. (\d+(?:(?:, | and | to )\d+)*)", _linked, line)
         out.append(line)
     lines[:] = out
+
+
+def _linked(citation: re.Match[str]) -> str:
+    return re.sub(r"\d+", r":eq:`eq-\g<0>`", citation.group(1))
 
 
 def setup(app: Sphinx) -> None:

@@ -1,7 +1,8 @@
-"""The figures of the documentation: `python docs/figures.py` writes docs/figures/*.svg."""
+"""The figures of the documentation: `python docs/figures.py` writes them to docs/figures."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import matplotlib
@@ -10,6 +11,8 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.axes import Axes
+from sklearn.datasets import make_moons
 from torch import Tensor, nn
 
 import varprop as vp
@@ -35,9 +38,62 @@ plt.rcParams.update(
 )
 
 
-def save(figure: plt.Figure, name: str) -> None:
-    figure.savefig(HERE / name, bbox_inches="tight", metadata={"Date": None})
+def save(figure: plt.Figure, name: str, **options: float) -> None:
+    metadata = {"Date": None} if name.endswith(".svg") else {"Software": None}
+    figure.savefig(HERE / name, bbox_inches="tight", metadata=metadata, **options)
     plt.close(figure)
+
+
+def front() -> None:
+    """A regression and a classifier with their uncertainty, near the data and far from them."""
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.1), width_ratios=(1.3, 1), layout="constrained")
+    _curve(axes[0])
+    _moons(axes[1])
+    save(figure, "front.png", dpi=160)
+
+
+def _curve(ax: Axes) -> None:
+    """A noisy sine with no data on the right: the mean and the two parts of its 90 % interval."""
+    torch.manual_seed(0)
+    x = torch.rand(150, 1) * 5 - 4
+    y = torch.sin(1.5 * x) + 0.15 * torch.randn_like(x)
+    net = vp.variational(nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1)), init="he")
+    elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.FanIn(4.0), n_data=len(x))
+    vp.fit(elbo, (x, y), epochs=600, lr=0.02, batch_size=50, schedule="cosine")
+    grid = torch.linspace(-5, 4, 400).view(-1, 1)
+    p = elbo.predict(grid)
+    low, high = p.interval(0.9)
+    spread = 1.645 * p.epistemic.sqrt()
+    band = {"lw": 0, "color": BLUE}
+    ax.fill_between(grid[:, 0], low[:, 0], high[:, 0], alpha=0.2, label="90 % interval", **band)
+    inner = ((p.mean + sign * spread)[:, 0] for sign in (-1, 1))
+    ax.fill_between(grid[:, 0], *inner, alpha=0.35, label="its epistemic part", **band)
+    ax.plot(grid, p.mean, color=BLUE, lw=1.8, label="mean")
+    ax.plot(x, y, ".", color=INK, ms=3, label="data")
+    ax.set(title="regression", xlabel="x", ylabel="y", xlim=(-5, 4), ylim=(-4.2, 4.2))
+    ax.legend(loc="upper left", ncols=2, fontsize=8)
+
+
+def _moons(ax: Axes) -> None:
+    """Two classes: the entropy of the prediction, high between them and far from both."""
+    torch.manual_seed(0)
+    points, labels = make_moons(300, noise=0.15, random_state=0)
+    x = torch.tensor(points, dtype=torch.float32)
+    x = (x - x.mean(0)) / x.std(0)
+    net = vp.variational(
+        nn.Sequential(nn.Linear(2, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 2)), init="he"
+    )
+    elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Categorical(), vp.priors.FanIn(4.0), n_data=len(x))
+    vp.fit(elbo, (x, torch.tensor(labels)), epochs=200, lr=0.02, batch_size=50, schedule="cosine")
+    axis = torch.linspace(-4, 4, 161)
+    grid = torch.cartesian_prod(axis, axis)
+    p = elbo.predict(grid)
+    unsure = p.entropy.view(161, 161).T / math.log(2)
+    filled = ax.contourf(axis, axis, unsure, levels=torch.linspace(0, 1, 11).tolist(), cmap="Blues")
+    for label, colour in ((0, ORANGE), (1, INK)):
+        ax.plot(*x[labels == label].T, ".", color=colour, ms=3, label=f"class {label}")
+    ax.figure.colorbar(filled, ax=ax, label="entropy, bits", ticks=[0, 0.5, 1])
+    ax.set(title="classification", xlabel="x₁", ylabel="x₂", aspect="equal")
 
 
 def gate() -> None:
@@ -45,8 +101,8 @@ def gate() -> None:
     m = torch.linspace(-3, 3, 601)
     x = vp.Gaussian(m, torch.ones_like(m))
     curves = [
-        ("exact (DVI, Eq. 6)", vp.moments.rectify(x), {"color": INK, "lw": 2.2}),
-        ("hard gate (VBP, Eq. 4)", vp.moments.gate(x), {"color": BLUE, "lw": 1.8}),
+        ("exact (DVI)", vp.moments.rectify(x), {"color": INK, "lw": 2.2}),
+        ("hard gate (VBP)", vp.moments.gate(x), {"color": BLUE, "lw": 1.8}),
         ("gate of slope 2/s", vp.moments.gate(x, slope=2.0), {"color": ORANGE, "lw": 1.8, "ls": "--"}),
     ]
     figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.7), sharex=True)
@@ -63,7 +119,7 @@ def gate() -> None:
 
 
 def with_sampled_weights(net: nn.Sequential, x: Tensor, n: int = 2000) -> vp.Gaussian:
-    """Mean and variance of the outputs of a dense ReLU network whose weights are drawn from q."""
+    """Mean and variance of the outputs of a dense ReLU network with Monte Carlo samples of its weights."""
 
     def drawn(layer: nn.Linear, h: Tensor) -> Tensor:
         return torch.einsum("noi,nbi->nbo", random_weight(layer).sample((n,)), h) + layer.bias
@@ -75,7 +131,7 @@ def with_sampled_weights(net: nn.Sequential, x: Tensor, n: int = 2000) -> vp.Gau
 
 
 def regression() -> None:
-    """A curve with a gap in its data: what three trainings believe, and what their own posterior says when its weights are drawn."""
+    """A curve with a gap in its data, trained in three ways: own moments against samples of the posterior."""
     torch.manual_seed(1)
     x = torch.cat([torch.rand(60, 1) * 2 - 3, torch.rand(60, 1) * 2 + 1])
     y = torch.sin(1.5 * x) + 0.1 * torch.randn_like(x)
@@ -104,15 +160,15 @@ def regression() -> None:
             color=BLUE,
             alpha=0.22,
             lw=0,
-            label="f, its own moments: mean ± 2 std",
+            label="f, own moments: mean ± 2 std",
         )
         ax.plot(grid, own.mean, color=BLUE, lw=1.8)
-        for k, label in ((-2, "f, weights drawn from q: ± 2 std"), (2, None)):
+        for k, label in ((-2, "f, weights sampled from q: ± 2 std"), (2, None)):
             ax.plot(grid, drawn.mean + k * drawn.std, color=ORANGE, lw=1.2, ls="--", label=label)
         ax.plot(x, y, ".", color=INK, ms=3, label="data")
         ax.set(title=title, xlabel="x", ylim=(-4, 4), xlim=(-5, 5))
         print(
-            f"{title}: standard deviation {own.std.mean():.3f} by its own moments, {drawn.std.mean():.3f} of drawn weights"
+            f"{title}: std {own.std.mean():.3f} by its own moments, {drawn.std.mean():.3f} by sampled weights"
         )
     axes[0].set_ylabel("y")
     figure.legend(
@@ -123,5 +179,6 @@ def regression() -> None:
 
 if __name__ == "__main__":
     HERE.mkdir(exist_ok=True)
+    front()
     gate()
     regression()

@@ -1,17 +1,23 @@
-"""The documentation: its examples run, its equations are those that the code cites, its tables hold every rule."""
+"""The documentation: examples and commands run, equations match the code, tables hold every rule."""
 
 from __future__ import annotations
 
 import doctest
 import importlib.util
+import json
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_diabetes
 from torch import nn
+from typer.testing import CliRunner
 
 import varprop as vp
+from varprop.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -34,6 +40,49 @@ layers = load("layers")
 def test_examples_run(page: Path, doctest_namespace: dict[str, object]) -> None:
     result = doctest.testfile(str(page), module_relative=False, globs=dict(doctest_namespace))
     assert result.failed == 0
+
+
+def commands(page: Path) -> list[str]:
+    """The varprop commands of a page's console blocks, without their comments."""
+    blocks = re.findall(r"^```console\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ varprop ")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+def test_shell_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    load_diabetes(as_frame=True).frame.to_csv("diabetes.csv", index=False)
+    for line in commands(page):
+        _, command, *arguments = shlex.split(line, comments=True)
+        quickly = ["--epochs", "2"] if command == "fit" else []
+        result = CliRunner().invoke(app, [command, *arguments, *quickly])
+        assert result.exit_code == 0, result.output
+
+
+def test_the_readme_states_the_committed_speed_and_calibration() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    seconds = json.loads((ROOT / "benchmarks" / "results" / "step.json").read_text())["seconds"]
+    times = {name: row["dvi"] / row["plain"] for name, row in seconds.items()}
+    assert f"with `vp.DVI` takes {times['lenet']:.1f} times as long" in readme
+    assert f"{times['lenet, compiled']:.1f} times when both are compiled" in readme
+    assert f"it is {times['mlp']:.1f} and {times['mlp, compiled']:.1f} times" in readme
+    cells = (ROOT / "experiments" / "results" / "table1" / "dvi-cosine").glob("*.json")
+    shares = [
+        np.mean([split["own"]["coverage"] for split in json.loads(path.read_text())["splits"]])
+        for path in cells
+    ]
+    assert len(shares) == 9
+    assert f"cover between {min(shares):.0%} and {max(shares):.0%}" in readme.replace(" %", "%")
+
+
+def test_every_page_and_file_that_is_named_exists() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "experiments" / "notes").glob("*.md")]:
+        text = page.read_text()
+        named = set(re.findall(r"`((?:docs|experiments|benchmarks|tests)/[\w./-]+)`", text))
+        linked = set(re.findall(r"\]\(([\w./-]+)[)#]", text))
+        missing = [path for path in named if "_build" not in path and not (ROOT / path).exists()]
+        missing += [path for path in linked if not (page.parent / path).exists()]
+        assert not missing, f"{page.name}: {missing}"
 
 
 def cited() -> set[int]:
