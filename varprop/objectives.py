@@ -72,7 +72,7 @@ class ELBO(nn.Module):
     :param n_data: size of the whole training set. The divergence counts once for all of it, so there is no
         default.
     :param kl_z_weight: weight of the gates' divergence. The paper drops it (0), which leaves a loophole, see
-        `docs/gotchas.md`.
+        `docs/trust.md`.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(precision=10.0), n_data=100)
