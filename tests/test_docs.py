@@ -132,5 +132,5 @@ def test_the_tables_say_what_the_rules_are() -> None:
 
 
 def test_a_rule_without_a_kind_stops_the_build() -> None:
-    with pytest.raises(KeyError, match="add its function to KINDS"):
+    with pytest.raises(KeyError, match="does not state its kind"):
         layers.kind(lambda method, module, x: x)

@@ -32,7 +32,7 @@ from .epochs import (
     step,
 )
 from .progress import Bar
-from .quasi_newton import LBFGS
+from .quasi_newton import LBFGS, take_step
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -263,7 +263,7 @@ class _Trainer:
             averages.update(of_batch)
             return loss
 
-        self.optimiser.step(closure)  # type: ignore[arg-type]
+        take_step(self.run.optimiser, self.optimiser, closure)
         return averages
 
     @torch.no_grad()

@@ -89,6 +89,18 @@ class LBFGS(Optimizer):
         return np.where(wrong, FORBIDDEN, losses), np.where(wrong[:, None], 0.0, gradients)
 
 
+def take_step(kind: Optimizer, optimiser: Optimizer, closure: Callable[[], Tensor]) -> None:
+    """A step on a batch: an optimiser with a line search evaluates the closure itself, others once before.
+
+    :param kind: the optimiser, which Fabric may have wrapped in `optimiser`.
+    """
+    if isinstance(kind, LBFGS | torch.optim.LBFGS):
+        optimiser.step(closure)  # type: ignore[arg-type]
+    else:
+        closure()
+        optimiser.step()
+
+
 class _Evaluations:
     """The points of several optimisers, each in a thread, evaluated together.
 

@@ -33,7 +33,7 @@ from .epochs import (
     log_likelihood,
     step,
 )
-from .quasi_newton import LBFGS
+from .quasi_newton import LBFGS, take_step
 from .stack import Stack
 
 ROWS = 4096
@@ -200,7 +200,7 @@ class _Trainer:
             averages.update(self.stack.gradients(kl_weights, batch, compile))
             return averages["terms"][:, 0]
 
-        self.optimiser.step(losses)  # type: ignore[arg-type]
+        take_step(self.optimiser, self.optimiser, losses)
         return averages
 
     def validate(self, held_out: Batch) -> Tensor:
