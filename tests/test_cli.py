@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 import varprop as vp
 from varprop.cli import app
-from varprop.table.model import TableModel, Target, guess_task
+from varprop.table.columns import TargetColumn, Task, guess_task
+from varprop.table.model import TableModel
 
 
 def run(*arguments: object) -> Result:
@@ -98,7 +99,7 @@ def test_classes_are_predicted_with_their_probabilities(place: Path) -> None:
 
 def test_parts_of_a_file_are_predicted_as_the_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run("predict", place / "price", place / "new.csv").stdout
-    monkeypatch.setattr("varprop.table.chunks.__defaults__", (None, 7))
+    monkeypatch.setattr("varprop.table.model.chunks.__defaults__", (None, 7))
     parts = run("predict", place / "price", place / "new.csv").stdout
     np.testing.assert_allclose(
         *(np.array([row.split(",") for row in text.split()[1:]], float) for text in (whole, parts)), rtol=1e-4
@@ -109,7 +110,7 @@ def test_the_model_is_json_and_safetensors(place: Path) -> None:
     assert {path.suffix for path in (place / "price").iterdir()} == {".json", ".safetensors"}
     model = TableModel.load(place / "price")
     assert model.types == {"area": "float64", "rooms": "float64", "town": "str"}
-    assert len(model.history_) == 30
+    assert len(model.history) == 30
 
 
 def test_one_seed_gives_one_model(place: Path, tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_models_that_are_none(place: Path, tmp_path: Path) -> None:
     for name, change, saying in (
         ("cut", lambda text: text[: len(text) // 2], "damaged"),
         ("changed", lambda text: text.replace('"town"', '"city"'), "checksum"),
-        ("newer", lambda text: text.replace('"format": 1', '"format": 99'), "upgrade varprop"),
+        ("newer", lambda text: text.replace('"format": 2', '"format": 99'), "upgrade varprop"),
     ):
         folder = tmp_path / name
         folder.mkdir()
@@ -308,7 +309,7 @@ def test_models_that_are_none(place: Path, tmp_path: Path) -> None:
             (folder / file.name).write_bytes(file.read_bytes())
         (folder / "model.json").write_text(change((folder / "model.json").read_text()))
         fails("predict", folder, place / "new.csv", "--out", tmp_path / "p.csv", saying=saying)
-    vp.save(TableModel.load(place / "price").elbo, tmp_path / "plain")
+    vp.save(TableModel.load(place / "price").model.elbo, tmp_path / "plain")
     fails("predict", tmp_path / "plain", place / "new.csv", saying="not of a table")
 
 
@@ -359,8 +360,8 @@ def test_places_that_cannot_be_written(place: Path, tmp_path: Path) -> None:
 
 
 def test_what_auto_takes_for_classes() -> None:
-    assert guess_task(pd.Series(["a", "b"])) == "classification"
-    assert guess_task(pd.Series(["0", "1", "1"])) == "classification"
-    assert guess_task(pd.Series(["0.5", "1", "1"])) == "regression"
-    assert guess_task(pd.Series(range(30))) == "regression"
-    assert Target.fit(pd.Series(["10", "9", "x"], name="y"), "auto").classes == ["9", "10", "x"]
+    assert guess_task(pd.Series(["a", "b"])) is Task.classification
+    assert guess_task(pd.Series(["0", "1", "1"])) is Task.classification
+    assert guess_task(pd.Series(["0.5", "1", "1"])) is Task.regression
+    assert guess_task(pd.Series(range(30))) is Task.regression
+    assert TargetColumn.fit(pd.Series(["10", "9", "x"], name="y")).classes == ["9", "10", "x"]

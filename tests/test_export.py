@@ -289,7 +289,7 @@ def test_the_command_writes_what_takes_rows_as_they_are(
     table = houses(80)
     code = table.town.map({"Köln": 1.0, "Ulm": 2.0})
     got = run(written[target], np.stack([table.area, code], 1).astype(np.float32))
-    expected = TableModel.load(place / target).predictive(table)
+    expected = TableModel.load(place / target).predict(table)
     assert_same(
         got,
         outputs(expected, vp.predictive.Regression if target == "price" else vp.predictive.ClassPredictive),

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.estimators import BayesianMLPClassifier, BayesianMLPRegressor
+from varprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from varprop.inspect import attribution
 from varprop.predictive import ClassPredictive, NormalPredictive, concatenate, mixture, rescaled
 from varprop.reporting.cases import as_png
@@ -207,7 +207,7 @@ def test_estimators_and_several_targets(tmp_path: Path) -> None:
     text = vp.report(model, x, y, tmp_path / "r.html").read_text()
     assert "standard deviations of each target" in text
     assert "figure-truth" in text
-    with pytest.raises(TypeError, match="must be an ELBO or a fitted estimator"):
+    with pytest.raises(TypeError, match="Linear is neither an ELBO nor one of varprop's fitted"):
         vp.report(nn.Linear(1, 1), x, y, tmp_path / "s.html")
     with pytest.raises(ValueError, match="2 names for 3 columns"):
         vp.report(model, x, y, tmp_path / "s.html", names=["a", "b"])

@@ -39,12 +39,16 @@ class Method:
     """Sharpness of the gates of a method that has them (infinite for the step); None without gates."""
     samples: bool = False
     """Whether a pass draws a sample: predictions then are averages over passes."""
+    deterministic: bool = False
+    """Whether every weight stands at its mean."""
+    key: str | None = None
+    """Name in `vp.METHODS` of an unchanged library method (`slope` says the rest); None for any other."""
 
     def __call__(self, module: nn.Module, *x: Any, **options: Any) -> Any:
         return self.rule(module)(self, module, *x, **options)
 
     def __or__(self, rules: Mapping[Any, Rule]) -> Method:
-        return replace(self, rules={**self.rules, **rules})
+        return replace(self, rules={**self.rules, **rules}, key=None if rules else self.key)
 
     def rule(self, module: nn.Module) -> Rule:
         """The rule of the module's type or, where it inherits `forward` unchanged, of a base class."""

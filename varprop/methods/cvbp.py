@@ -34,4 +34,6 @@ def _anchored_largest(x: Gaussian, dim: int) -> Gaussian:
 
 _POOLS = {kind: partial(activation, partial(_anchored_pool, n)) for kind, n in MAX_POOLS.items()}
 _MAXIMA = maxima(_anchored_larger, _anchored_largest)
-CVBP = Method("CVBP", {**SHARED, **NETWORKS, **bent(fn.anchored), **_POOLS, **_MAXIMA}, slope=math.inf)
+CVBP = Method(
+    "CVBP", {**SHARED, **NETWORKS, **bent(fn.anchored), **_POOLS, **_MAXIMA}, slope=math.inf, key="cvbp"
+)

@@ -6,4 +6,4 @@ from torch import nn
 
 from .base import Method, as_it_is
 
-DETERMINISTIC = Method("DETERMINISTIC", {nn.Module: as_it_is})
+DETERMINISTIC = Method("DETERMINISTIC", {nn.Module: as_it_is}, deterministic=True, key="deterministic")

@@ -42,4 +42,6 @@ def clark_pool(n: int, module: Layer, x: Gaussian) -> Gaussian:
 
 
 _POOLS = {kind: partial(activation, partial(clark_pool, n)) for kind, n in MAX_POOLS.items()}
-DVI = Method("DVI", {**SHARED, **NETWORKS, **bent(fn.rectify), **_POOLS, **maxima(fn.maximum, fn.largest)})
+DVI = Method(
+    "DVI", {**SHARED, **NETWORKS, **bent(fn.rectify), **_POOLS, **maxima(fn.maximum, fn.largest)}, key="dvi"
+)

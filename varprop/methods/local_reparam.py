@@ -45,4 +45,5 @@ LOCAL_REPARAM = Method(
         nn.Module: _other,
     },
     samples=True,
+    key="local_reparam",
 )

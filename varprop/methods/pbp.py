@@ -25,4 +25,4 @@ def _scaled(rule: Rule, method: Method, layer: nn.Module, x: Activation) -> Acti
     return rule(method, layer, x) * scale(layer)
 
 
-PBP = replace(DVI | {kind: partial(_scaled, rule) for kind, rule in AFFINE.items()}, name="PBP")
+PBP = replace(DVI | {kind: partial(_scaled, rule) for kind, rule in AFFINE.items()}, name="PBP", key="pbp")

@@ -50,7 +50,7 @@ def vbp(slope: float = math.inf) -> Method:
         **pools,
         **maxima(fn.winner, fn.strongest),
     }
-    return Method(name, rules, slope=slope)
+    return Method(name, rules, slope=slope, key="vbp")
 
 
 VBP = vbp()
