@@ -1,6 +1,7 @@
-"""The command line: a table goes in, predictions come out, and every failure is one sentence and exit code 2."""
+"""The command line: predictions from a table; every failure is one sentence and exit code 2."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,24 @@ def test_parts_of_a_file_are_predicted_as_the_whole(place: Path, monkeypatch: py
     )
 
 
+def test_targets_far_from_zero_keep_their_digits(place: Path, tmp_path: Path) -> None:
+    """Seconds since 1970, which single precision rounds to two minutes."""
+    table = houses(400)
+    table["time"] = (1.7e9 + 10 * table.price).round().astype("int64")
+    table.drop(columns=["price", "dear"]).to_csv(tmp_path / "times.csv", index=False)
+    fitted = run(
+        "fit", tmp_path / "times.csv", "--target", "time", "--epochs", 30, "--out", tmp_path / "model"
+    )
+    assert fitted.exit_code == 0, fitted.output
+    model, near = TableModel.load(tmp_path / "model"), TableModel.load(place / "price")
+    p = model.predict(table)
+    error = (p.mean - model.values(table)).square().mean().sqrt().item()
+    near_error = (near.predict(table).mean - near.values(table)).square().mean().sqrt().item()
+    assert error == pytest.approx(10 * near_error, rel=0.1)
+    measured = run("evaluate", tmp_path / "model", tmp_path / "times.csv").stdout
+    assert re.search(rf"root mean squared error +│ {error:.4g} ", measured), measured
+
+
 def test_the_model_is_json_and_safetensors(place: Path) -> None:
     assert {path.suffix for path in (place / "price").iterdir()} == {".json", ".safetensors"}
     model = TableModel.load(place / "price")
@@ -185,7 +204,7 @@ def test_version_and_help() -> None:
     assert all(name in text for name in ("fit", "predict", "evaluate", "report", "export", "demo"))
 
 
-# ---------------------------------------------------------------------------------------------------------------- failures
+# --------------------------------------------------------------------------------------------------- failures
 
 
 def table_with(place: Path, tmp_path: Path, column: str, row: int, value: object) -> Path:

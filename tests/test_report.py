@@ -1,4 +1,4 @@
-"""The report: one page that holds all it shows, escapes what it is given, and opens in a browser without complaint."""
+"""The report: one self-contained page that escapes its data and opens in a browser without complaint."""
 
 import re
 import shutil
@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from varprop.inspect import attribution
 from varprop.predictive import ClassPredictive, NormalPredictive, concatenate, mixture, rescaled
 from varprop.reporting.cases import as_png
 from varprop.reporting.figures_classes import Classes, coverage
+from varprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
 EVIL = "<script>alert(1)</script>"
 REGRESSION = [
@@ -80,7 +80,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """What a page has: figures with their alternative texts, images, names of elements, and places it would load from."""
+    """What a page has: figures and their alternative texts, images, ids, and addresses it would load."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

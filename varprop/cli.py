@@ -115,7 +115,8 @@ def fit(
 ) -> None:
     """Train a network to predict one column of a table from the others.
 
-    Numbers are scaled, categories become indicators and missing values are filled in; the model keeps all of this.
+    Numbers are scaled, categories become indicators and missing values are filled in; the model keeps all of
+    this.
     """
     _check_free(out, overwrite, is_folder=True)
     from .table import model as tabular
@@ -168,8 +169,9 @@ def predict(
 ) -> None:
     """Predict every row of a table of any length, with its uncertainty.
 
-    Numbers: mean, std, lower and upper (90 % interval), epistemic and aleatoric (the two parts of the variance).
-    Classes: class, p_<name> of each, entropy, mutual_information (the epistemic part of the entropy).
+    Numbers: mean, std, lower and upper (90 % interval), epistemic and aleatoric (the two parts of the
+    variance). Classes: class, p_<name> of each, entropy, mutual_information (the epistemic part of the
+    entropy).
     """
     if out is not None:
         _check_free(out, overwrite)
@@ -190,7 +192,7 @@ def predict(
 
 @command
 def evaluate(model: Model, data: Data) -> None:
-    """Measure a model on a table that has the target column, and audit its posterior on the first 1,000 rows."""
+    """Measure a model on a table that has the target column, and audit it on the first 1,000 rows."""
     from .posterior import posteriors
     from .table.model import TableModel
     from .table.reading import chunks
@@ -230,8 +232,9 @@ def export(
 ) -> None:
     """Write a model as an ONNX graph that takes raw rows and predicts in the target's own unit.
 
-    Its input x has one column for each column of the table that is used. A number is given unscaled, NaN where
-    missing; a category by its place, from 0, in the list in the file's metadata. Any other place gives NaN.
+    Its input x has one column for each column of the table that is used. A number is given unscaled, NaN
+    where missing; a category by its place, from 0, in the list in the file's metadata. Any other place gives
+    NaN.
     """
     _check_free(out, overwrite)
     from .io.program import export_onnx

@@ -1,4 +1,4 @@
-"""What `varprop demo` shows: real data, a plain network and the same network with uncertainty, and a picture."""
+"""What `varprop demo` shows: a plain network on real data, the same with uncertainty, and a figure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHODS = {"plain network": DETERMINISTIC, "VBP": VBP}
 
 
 def demo(out: str | Path = "demo") -> None:
-    """Fit diabetes and digits, print how well each network knows what it does not know, and draw a regression with its band."""
+    """Fit diabetes and digits, print how calibrated each network is, and draw a regression with its band."""
     console = Console()
     console.print("[bold]diabetes[/]: 442 patients, 10 measurements, progress of the disease after a year")
     console.print(_table("test log-likelihood", "RMSE", "in 90 % interval", **_diabetes()))
@@ -115,7 +115,7 @@ def _curve(out: Path) -> Path:
 
 
 def draw(fits: dict[str, ELBO], x: Tensor, y: Tensor, path: Path) -> Path:
-    """Data, mean and 90 % band of regressions in one dimension; the inner band is what more data would remove."""
+    """Data, mean and 90 % band of regressions in one dimension; the inner band is epistemic."""
     from matplotlib.figure import Figure
 
     grid = torch.linspace(float(x.min()) - 2, float(x.max()) + 2, 400).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""A trained model with its data's scales: how rows become inputs, how targets are scaled, and how it predicts."""
+"""A trained model with the encoding and scaling of its data: what is saved, exported and reported on."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Encoder(Protocol):
     def transform(self, rows: pd.DataFrame) -> np.ndarray: ...
 
     def module(self) -> nn.Module:
-        """The same as tensor operations, for a graph; a category is given by its place in the column's list."""
+        """The same as tensor operations; a category is given by its place in the column's list."""
 
 
-# ----------------------------------------------------------------------------------------------------------- targets
+# ---------------------------------------------------------------------------------------------------- targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class AsGiven(Target):
 
 @dataclass(frozen=True, eq=False)
 class Numbers(Target):
-    """One number or several, standardised for training. Everything in the target's own unit is in double precision."""
+    """One number or several, standardised for training. Their own unit is always in double precision."""
 
     mean: Tensor
     scale: Tensor
@@ -124,12 +124,12 @@ class Classes(Target):
         return torch.tensor(places, dtype=torch.long)
 
 
-# ------------------------------------------------------------------------------------------------------------- model
+# ------------------------------------------------------------------------------------------------------ model
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Trained networks, and what stands before and after them. The prediction is the mixture of its members."""
+    """Trained networks with the encoding and scaling of their data; they predict as a mixture."""
 
     members: Sequence[ELBO]
     target: Target = field(default_factory=AsGiven)
@@ -192,15 +192,16 @@ class Fitted(ABC):
 
     @abstractmethod
     def description(self) -> dict[str, object]:
-        """What a model file keeps besides the networks: entries "estimator" or "preprocessing", as JSON holds them."""
+        """What a model file keeps besides the networks: "estimator" or "preprocessing", as plain JSON."""
 
 
 def as_model(model: object, caller: str) -> Model:
-    """The Model of an objective, of a fitted estimator or of a table's model; `caller` is named where there is none."""
+    """The Model of an objective, an estimator or a table's model; `caller` is named in the error."""
     if isinstance(model, Fitted):
         return model.model_
     if isinstance(model, ELBO):
         return Model([model])
     raise TypeError(
-        f"{caller}: {type(model).__name__} is neither an ELBO nor one of varprop's fitted estimators or tables."
+        f"{caller}: {type(model).__name__} is neither an ELBO nor one of varprop's fitted estimators or "
+        "tables."
     )

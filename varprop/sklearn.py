@@ -51,11 +51,28 @@ class Uncertainty(NamedTuple):
     """From the noise of the data: it does not."""
 
 
-# ------------------------------------------------------------------------------------------------------------- shared
+# ----------------------------------------------------------------------------------------------------- shared
+
+
+class Learned:
+    """What `fit` learns."""
+
+    members_: list[ELBO]
+    """The trained objectives, in standardised units."""
+    elbo_: ELBO
+    """The first of them."""
+    history_: pd.DataFrame
+    """A row for each epoch."""
+    n_iter_: int
+    n_seen_: float
+    """Sum of the weights of all rows trained on."""
+    random_: int
+    x_mean_: np.ndarray
+    x_scale_: np.ndarray
 
 
 @dataclass(eq=False, repr=False)
-class BayesianMLP(BaseEstimator, Fitted):  # type: ignore[misc]
+class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     """What regression and classification share: a network of ReLU units, trained on standardised inputs.
 
     scikit-learn reads the parameters from the signature of the constructor, which `dataclass` writes.
@@ -94,7 +111,7 @@ class BayesianMLP(BaseEstimator, Fitted):  # type: ignore[misc]
     def _likelihood(self) -> tuple[Likelihood, int]:
         """The likelihood, and how many outputs its network has."""
 
-    # ------------------------------------------------------------------------------------------------------ training
+    # ----------------------------------------------------------------------------------------------- training
 
     def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on rows X with targets y; a row counts as often as its weight says."""
@@ -125,13 +142,14 @@ class BayesianMLP(BaseEstimator, Fitted):  # type: ignore[misc]
         if new:
             self.x_mean_, self.x_scale_ = _mean_and_scale(X, weight)
             self._learn_target(y, weight)
-            self._make_members(*X.shape, dtype or (torch.float32 if X.dtype == np.float32 else torch.float64))
+            dtype = dtype or (torch.float32 if X.dtype == np.float32 else torch.float64)
+            self._make_members(len(X), X.shape[1], dtype)
         model = self.model_
         data = [model.inputs(X), model.targets(y), torch.from_numpy(weight)]
         seed = self.random_ + len(self.history_)
         share = self.validation_fraction if self.early_stopping and len(X) > 1 else 0.0
         train, held_out = split(data, share, seed)
-        history = self._fit_members(self._counted(train), held_out, seed, once)
+        history = self._fit_members(self._counted(train), held_out, seed, once)  # type: ignore[arg-type]
         history["epoch"] += len(self.history_)
         self.history_ = pd.concat([self.history_, history], ignore_index=True) if self.n_iter_ else history
         self.n_iter_ = len(self.history_)
@@ -142,7 +160,7 @@ class BayesianMLP(BaseEstimator, Fitted):  # type: ignore[misc]
         self.random_ = int(check_random_state(self.random_state).randint(2**31))
         with torch.random.fork_rng([]):
             torch.manual_seed(self.random_)
-            n = _positive("n_replicas", self.n_replicas)
+            n = _count("n_replicas", self.n_replicas)
             self.members_ = [self._objective(rows, features).to(dtype) for _ in range(n)]
         self.elbo_ = self.members_[0]
         self.history_ = pd.DataFrame()
@@ -163,7 +181,7 @@ class BayesianMLP(BaseEstimator, Fitted):  # type: ignore[misc]
         return ELBO(net, method, likelihood, prior, n_data=1, kl_z_weight=self.kl_z_weight)
 
     def _counted(self, data: Sequence[Tensor]) -> list[Tensor]:
-        """Set n_data to the sum of all weights seen, and give weights of mean one; none where all rows count once."""
+        """Set n_data to the sum of all weights seen, and scale the weights to mean 1 (none if all are 1)."""
         x, y, weight = data
         self.n_seen_ += float(weight.sum())
         for member in self.members_:
@@ -180,14 +198,14 @@ class BayesianMLP(BaseEstimator, Fitted):  # type: ignore[misc]
         batch_size = self._batch_size(rows)
         options: dict[str, Any] = {
             "epochs": 1 if once else self._epochs(rows, batch_size),
-            "lr": _positive("lr", self.lr, Real),
+            "lr": _positive("lr", self.lr),
             "batch_size": batch_size,
         }
         if not once:
             options["schedule"] = "cosine"
         if held_out is not None:
             held_out = [held_out[0], held_out[1], held_out[2].to(held_out[0].dtype)]
-            options["patience"] = _positive("n_iter_no_change", self.n_iter_no_change)
+            options["patience"] = _count("n_iter_no_change", self.n_iter_no_change)
             options["validation"] = held_out if n == 1 else [t.expand(n, *t.shape) for t in held_out]
         if n == 1:
             from lightning_fabric import Fabric  # takes seconds to import
@@ -206,24 +224,24 @@ class BayesianMLP(BaseEstimator, Fitted):  # type: ignore[misc]
         if isinstance(sizes, str) and sizes == "auto":
             return [UNITS[rows >= MANY]]
         several = sizes if isinstance(sizes, Iterable) and not isinstance(sizes, str) else [sizes]
-        return [_positive("hidden_layer_sizes", size) for size in several]
+        return [_count("hidden_layer_sizes", size) for size in several]
 
     def _batch_size(self, rows: int) -> int:
         if self.batch_size != "auto":
-            return min(_positive("batch_size", self.batch_size), rows)
+            return min(_count("batch_size", self.batch_size), rows)
         return int(np.clip(rows // 100, 32, 256))
 
     def _epochs(self, rows: int, batch_size: int) -> int:
         if self.epochs != "auto":
-            return _positive("epochs", self.epochs)
+            return _count("epochs", self.epochs)
         steps = -(-rows // batch_size)
         return max(1, round(np.clip(EPOCHS[rows >= MANY] * steps, *STEPS) / steps))
 
-    # ---------------------------------------------------------------------------------------------------- prediction
+    # --------------------------------------------------------------------------------------------- prediction
 
     @property
     def model_(self) -> Model:
-        """The trained networks with the scales of the data: what is saved, exported, audited and reported on."""
+        """The trained networks with the scales of the data."""
         check_is_fitted(self)
         return Model(
             self.members_,
@@ -241,7 +259,7 @@ class BayesianMLP(BaseEstimator, Fitted):  # type: ignore[misc]
         return {"estimator": describe_estimator(type(self).__name__, self.get_params(deep=False), learned)}
 
     def audit(self, X: ArrayLike, y: ArrayLike) -> Audit:
-        """`vp.audit` of `elbo_` on held-out rows; its log-likelihoods are those of the standardised target."""
+        """`vp.audit` of `elbo_` on held-out rows, with log-likelihoods of the standardised target."""
         check_is_fitted(self)
         return self.model_.audit(*self._validated(X, y, new=False))
 
@@ -253,7 +271,7 @@ class BayesianMLP(BaseEstimator, Fitted):  # type: ignore[misc]
         return "members_" in vars(self)
 
 
-# --------------------------------------------------------------------------------------------------------- regression
+# ------------------------------------------------------------------------------------------------- regression
 
 
 @dataclass(eq=False, repr=False)
@@ -265,15 +283,16 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     :param hidden_layer_sizes: units of each hidden layer; "auto" is one of 50, or of 100 from 5,000 rows on.
     :param method: how uncertainty passes through the network, a name in `varprop.METHODS` or a Method.
-    :param prior: over the weights; a number g is `priors.FanIn(g)`, N(0, g/n) for the weights into a unit of n inputs.
+    :param prior: over the weights; a number g is `priors.FanIn(g)`, N(0, g/n) for the weights into a unit of
+        n inputs.
     :param heteroscedastic: let the noise differ between inputs.
     :param kl_z_weight: weight of the gates' divergence, for VBP and CVBP.
     :param n_replicas: networks trained together from different starts; the prediction is their mixture.
     :param epochs: "auto" is 120, or 240 from 5,000 rows on, but at least 4,000 steps and at most 40,000.
     :param lr: learning rate of Adam; it falls to zero as a cosine.
     :param batch_size: "auto" is a hundredth of the rows, between 32 and 256.
-    :param early_stopping: hold out `validation_fraction` of the rows, stop after `n_iter_no_change` epochs without a
-        better log-likelihood on them, and keep the best weights.
+    :param early_stopping: hold out `validation_fraction` of the rows, stop after `n_iter_no_change` epochs
+        without a better log-likelihood on them, and keep the best weights.
     :param warm_start: let `fit` go on from the weights and scales of the last fit.
     :param verbose: show a progress bar.
 
@@ -292,19 +311,20 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> BayesianMLPRegressor:
-        """Train for one epoch on more rows; the scales stay those of the first call, which should have many rows."""
+        """Train for one epoch on more rows. The first call sets the scales, so give it many rows."""
         new = not self.__sklearn_is_fitted__()
         return self._train(*self._validated(X, y, new), sample_weight, new, once=True)
 
     def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
-        X, y = validate_data(
+        rows, targets = validate_data(
             self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True, reset=new
         )
-        if not new and y.shape[1:] != self.y_mean_.shape:
+        if not new and targets.shape[1:] != self.y_mean_.shape:
             raise ValueError(
-                f"y has the shape {y.shape}, but the estimator was first fitted with {self.n_outputs_} targets."
+                f"y has the shape {targets.shape}, but the model was first fitted with {self.n_outputs_} "
+                "targets."
             )
-        return X, y
+        return rows, targets
 
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
         self.y_mean_, self.y_scale_ = _mean_and_scale(y, weight)
@@ -349,12 +369,12 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         return values.numpy().reshape(-1, *self.y_mean_.shape)
 
 
-# ----------------------------------------------------------------------------------------------------- classification
+# --------------------------------------------------------------------------------------------- classification
 
 
 @dataclass(eq=False, repr=False)
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
-    """Classification with a multilayer perceptron whose probabilities account for what the network does not know.
+    """Classification with a multilayer perceptron whose probabilities include the uncertainty of its weights.
 
     The parameters are those of `BayesianMLPRegressor`, but for `heteroscedastic`.
 
@@ -372,7 +392,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> BayesianMLPClassifier:
-        """Train for one epoch on more rows; the first call must name all classes, and the scales stay its own."""
+        """Train for one epoch on more rows. The first call sets the scales and must name all classes."""
         new = not self.__sklearn_is_fitted__()
         if new and classes is None:
             raise ValueError("classes must be given with the first call of partial_fit.")
@@ -382,11 +402,11 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return self._train(X, y, sample_weight, new, once=True)
 
     def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=new)
-        check_classification_targets(y)
+        rows, targets = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=new)
+        check_classification_targets(targets)
         if new:
-            self.classes_ = np.unique(y)
-        return X, y
+            self.classes_ = np.unique(targets)
+        return rows, targets
 
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
         if len(self.classes_) < 2 or (len(np.unique(y)) < 2 and len(y) > 1):
@@ -423,7 +443,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
 
 def _mean_and_scale(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted mean and standard deviation of each column, in double precision; the scale of a constant column is 1."""
+    """Weighted mean and standard deviation of each column in double precision; 1 for a constant column."""
     columns = values.astype(np.float64).reshape(len(values), -1)
     scaler = StandardScaler().fit(columns, sample_weight=weight)
     return scaler.mean_.reshape(values.shape[1:]), scaler.scale_.reshape(values.shape[1:])
@@ -437,8 +457,13 @@ def _method(method: str | Method) -> Method:
     return METHODS[method]
 
 
-def _positive(name: str, value: Any, kind: type = Integral) -> Any:
-    if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
-        whole = "whole " if kind is Integral else ""
-        raise ValueError(f"{name} must be a positive {whole}number, got {value!r}.")
-    return value
+def _positive(name: str, value: object) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
+        raise ValueError(f"{name} must be a positive number, got {value!r}.")
+    return float(value)
+
+
+def _count(name: str, value: object) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not int(value) > 0:
+        raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
+    return int(value)

@@ -38,7 +38,8 @@ ACTIVATIONS = (
     "LogSigmoid Softsign Tanhshrink Hardswish Softmax LogSoftmax Softmin Softmax2d GLU"
 )
 IN_DIMENSIONS = (
-    "Conv ConvTranspose MaxPool AvgPool AdaptiveMaxPool AdaptiveAvgPool BatchNorm InstanceNorm ZeroPad ConstantPad "
+    "Conv ConvTranspose MaxPool AvgPool AdaptiveMaxPool AdaptiveAvgPool BatchNorm InstanceNorm ZeroPad "
+    "ConstantPad "
     "ReflectionPad ReplicationPad"
 )
 LAYERS: dict[str, type[nn.Module]] = {
@@ -59,7 +60,7 @@ LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------- objectives
+# ------------------------------------------------------------------------------------------------- objectives
 
 
 def describe_objective(elbo: ELBO) -> Description:
@@ -179,7 +180,7 @@ def make_prior(description: Description) -> priors.Prior:
     return _make(PRIORS, description)
 
 
-# ------------------------------------------------------------------------------------------------------------- estimators
+# ------------------------------------------------------------------------------------------------- estimators
 
 
 def describe_estimator(

@@ -1,4 +1,4 @@
-"""Model files: a folder with the weights as safetensors and the rest as JSON. Loading runs no code from it."""
+"""Model files: a folder with the weights as safetensors and the rest as JSON. Loading runs no code."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ def save(
 ) -> None:
     """Write a trained objective or a fitted estimator to a folder: `model.json` and the weights it names.
 
-    A network of nested `nn.Sequential` with layers of `torch.nn` is described in the file. Of any other network, and
-    of a method, likelihood or prior that is not the library's, only the weights are kept, and `load` has to be given
-    the part. The description is replaced last and in one step, so that a failed save leaves the old model.
+    A network of nested `nn.Sequential` with layers of `torch.nn` is described in the file. Of any other
+    network, and of a method, likelihood or prior that is not the library's, only the weights are kept, and
+    `load` has to be given the part. The description is replaced last and in one step, so that a failed save
+    leaves the old model.
 
-    :param preprocessing: what was done to the data, as anything that JSON can hold; `preprocessing(folder)` reads it.
+    :param preprocessing: what was done to the data, as anything that JSON can hold; `preprocessing(folder)`
+        reads it.
     """
     if not isinstance(model, ELBO | Fitted):
         raise ModelFileError(
@@ -66,8 +68,8 @@ def load(
 ) -> Any:
     """Read what `save` wrote, an objective or an estimator, onto the CPU.
 
-    :param net: the network, if the file cannot describe it, with random weights like the saved one; it takes the
-        values of the file.
+    :param net: the network, if the file cannot describe it, with random weights like the saved one; it takes
+        the values of the file.
     :param method: the method, if the file cannot describe it; so are `likelihood` and `prior`.
 
     >>> import tempfile
@@ -104,7 +106,7 @@ def preprocessing(folder: str | Path) -> Description:
     return read(folder)[0]["preprocessing"]
 
 
-# ------------------------------------------------------------------------------------------------------------- the files
+# -------------------------------------------------------------------------------------------------- the files
 
 
 def write(folder: str | Path, description: Mapping[str, object], weights: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -47,15 +47,18 @@ OUTPUTS: Mapping[type, Mapping[str, str]] = {
 
 
 def export(model: ELBO | Fitted, example: Tensor | np.ndarray | None = None) -> ExportedProgram:
-    """The prediction of a model as a torch.export program: a tensor in, a dictionary of tensors out, any number of rows.
+    """A model's prediction as a torch.export program: from a tensor with any number of rows to a dictionary.
 
-    An objective takes what its network takes. An estimator takes raw features and predicts in the target's own unit.
-    Outputs: mean, variance, epistemic and aleatoric for numbers; probabilities, entropy and mutual_information for
-    classes; f_mean and f_variance, the network's output, for a likelihood that is not the library's.
+    An objective takes what its network takes. An estimator takes raw features and predicts in the target's
+    own unit. Outputs: mean, variance, epistemic and aleatoric for numbers; probabilities, entropy and
+    mutual_information for classes; f_mean and f_variance, the network's output, for a likelihood that is not
+    the library's.
 
-    :param model: an ELBO, a fitted estimator, or the model of a table. A method that predicts by sampling is refused.
-    :param example: an input with any values. The graph has its shape, except for the number of rows, and its type for
-        inputs, weights and outputs. Estimators and tables need none: their graphs use single precision.
+    :param model: an ELBO, a fitted estimator, or the model of a table. A method that predicts by sampling is
+        refused.
+    :param example: an input with any values. The graph has its shape, except for the number of rows, and its
+        type for inputs, weights and outputs. Estimators and tables need none: their graphs use single
+        precision.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=100)
@@ -69,9 +72,9 @@ def export(model: ELBO | Fitted, example: Tensor | np.ndarray | None = None) -> 
 def export_onnx(model: ELBO | Fitted, path: str | Path, example: Tensor | np.ndarray | None = None) -> None:
     """Write the prediction of a model to an ONNX file: input `x`, outputs and parameters as in `export`.
 
-    The file is replaced in one step. Its metadata say what the input and the outputs are, where the model knows:
-    `columns`, `classes`, `target`. The distribution function of a normal, for which ONNX has only the error function,
-    is written so that its tail keeps its precision (Eq. 46).
+    The file is replaced in one step. Its metadata say what the input and the outputs are, where the model
+    knows: `columns`, `classes`, `target`. The distribution function of a normal, for which ONNX has only the
+    error function, is written so that its tail keeps its precision (Eq. 46).
     """
     try:
         import onnx  # noqa: F401
@@ -103,7 +106,8 @@ def _checked(model: ELBO | Fitted) -> Model:
             sampled = f'{type(member.likelihood).__name__}(approximation="samples")'
         if sampled:
             raise ValueError(
-                f"export: {sampled} predicts by sampling, which a graph cannot do; predict with VBP or DVI instead."
+                f"export: {sampled} predicts by sampling, which a graph cannot do; predict with VBP or DVI "
+                "instead."
             )
     return checked
 
@@ -147,11 +151,12 @@ def _outputs(p: Predictive) -> Mapping[str, str]:
         if kind in OUTPUTS:
             return OUTPUTS[kind]
     raise TypeError(
-        f"export: a {type(p).__name__} has no named outputs; the likelihood must give one of varprop's predictions."
+        f"export: a {type(p).__name__} has no named outputs; the likelihood must give one of varprop's "
+        "predictions."
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- export
+# ----------------------------------------------------------------------------------------------------- export
 
 
 def _export(model: Model, example: Tensor | np.ndarray | None) -> ExportedProgram:
@@ -165,7 +170,8 @@ def _export(model: Model, example: Tensor | np.ndarray | None) -> ExportedProgra
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if random and node.args[-1:] != (False,):  # the last argument of dropout says whether it is active
             raise ValueError(
-                f"export: the network draws random numbers ({node.target}), but a graph must give the same result "
+                f"export: the network draws random numbers ({node.target}), but a graph must give the same "
+                "result "
                 f"at every call; remove the operation."
             )
     return program
@@ -185,13 +191,14 @@ def _example(model: Model, example: Tensor | np.ndarray | None) -> Tensor:
     if not example.dim() or not len(example) or (width is not None and example.shape[1:] != (width,)):
         shape = "(rows, ...)" if width is None else f"(rows, {width})"
         raise ValueError(
-            f"export: the example has shape {tuple(example.shape)}, the model takes {shape} with one row or more."
+            f"export: the example has shape {tuple(example.shape)}, the model takes {shape} with one row or "
+            "more."
         )
     return example
 
 
 def _name_outputs(graph: OnnxGraph, program: ExportedProgram) -> None:
-    """Name the outputs; a value inside the graph with such a name, like the result of an operation `mean`, gives way."""
+    """Name the outputs; values inside the graph with the same name, such as `mean`, are renamed."""
     spec = program.call_spec.out_spec
     assert spec is not None
     outputs = dict(zip(spec.context, graph.outputs, strict=True))

@@ -1,4 +1,4 @@
-"""The tails of the normal in ONNX, which has only the error function: 1 - erf(x) loses all digits beyond x = 4."""
+"""The tails of the normal for ONNX, which has only erf: 1 - erf(x) loses all digits beyond x = 4."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Tails(TorchFunctionMode):
-    """While it is active, the functions of the tails are traced as operations that ONNX computes precisely."""
+    """While active, tail functions are traced as operations that ONNX computes precisely."""
 
     def __torch_function__(
         self,

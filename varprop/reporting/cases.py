@@ -122,7 +122,7 @@ def as_text(value: Any) -> str:
 
 
 def as_png(image: Tensor) -> str:
-    """An image (channels, height, width), its values stretched to the full range, as a data URI; large ones are made small."""
+    """An image (channels, height, width) as a data URI: values stretched to the full range, size limited."""
     from matplotlib.image import imsave
 
     image = image.detach().float().cpu()

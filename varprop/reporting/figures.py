@@ -75,7 +75,7 @@ def figure(
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# --------------------------------------------------------------------------------------------------- training
 
 
 def learning_curves(history: pd.DataFrame) -> list[Figure]:
@@ -106,14 +106,19 @@ def learning_curves(history: pd.DataFrame) -> list[Figure]:
     curves = [
         figure(
             "learning",
-            f"Learning curves over {len(history)} epochs; the ELBO ends at {-history['loss'].iloc[-1]:.3g} nats per data point.",
-            "The bound on the evidence and its data fit, per data point; where part of the data was held out, its predictive "
+            f"Learning curves over {len(history)} epochs; the ELBO ends at {-history['loss'].iloc[-1]:.3g} "
+            "nats per data point.",
+            "The bound on the evidence and its data fit, per data point; where part of the data was held "
+            "out, its predictive "
             "log-likelihood. Higher is better.",
             fit,
         )
     ]
     if "kl" in history:
-        alt = f"Divergence of the weights over {len(history)} epochs; it ends at {history['kl'].iloc[-1]:.4g} nats."
+        alt = (
+            f"Divergence of the weights over {len(history)} epochs; it ends at "
+            f"{history['kl'].iloc[-1]:.4g} nats."
+        )
         curves.append(
             figure(
                 "divergence",
@@ -125,7 +130,7 @@ def learning_curves(history: pd.DataFrame) -> list[Figure]:
     return curves
 
 
-# ---------------------------------------------------------------------------------------------------------- calibration
+# ------------------------------------------------------------------------------------------------ calibration
 
 
 def diagonal(
@@ -164,14 +169,15 @@ def pit_histogram(shares: np.ndarray, caption: str, n: int | None = None) -> Fig
 
     return figure(
         "pit",
-        f"Histogram of the probability integral transform; its density goes from {shares.min() * k:.2f} to {shares.max() * k:.2f}.",
+        f"Histogram of the probability integral transform; its density goes from {shares.min() * k:.2f} to "
+        f"{shares.max() * k:.2f}.",
         caption,
         draw,
         SMALL,
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- layers
+# ----------------------------------------------------------------------------------------------------- layers
 
 
 def layers(shares: Mapping[str, float], ratios: Mapping[str, np.ndarray]) -> list[Figure]:
@@ -200,7 +206,8 @@ def _bars(shares: Mapping[str, float]) -> Figure:
     return figure(
         "shares",
         f"Share of the output's variance by layer: {said}.",
-        "Variance of the output when only this layer's weights are random, over the variance when all are. What is left to 100 % is "
+        "Variance of the output when only this layer's weights are random, over the variance when all are. "
+        "What is left to 100 % is "
         "made by layers together.",
         draw,
     )
@@ -226,7 +233,9 @@ def _signal_to_noise(decibels: Mapping[str, np.ndarray]) -> Figure:
 
     return figure(
         "snr",
-        f"Signal-to-noise of the weights; the median is {np.median(everything):.1f} dB, {(everything < 0).mean():.0%} are below 0 dB.",
-        "Signal-to-noise of the weights, by tensor. Left of 0 dB a weight does not know its own sign: such weights can be pruned.",
+        f"Signal-to-noise of the weights; the median is {np.median(everything):.1f} dB, "
+        f"{(everything < 0).mean():.0%} are below 0 dB.",
+        "Signal-to-noise of the weights, by tensor. Left of 0 dB a weight does not know its own sign: such "
+        "weights can be pruned.",
         draw,
     )

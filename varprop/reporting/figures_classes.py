@@ -58,12 +58,14 @@ def classification(c: Classes) -> dict[str, list[Figure]]:
                 "coverage",
                 (levels, covered),
                 ("nominal level", "coverage"),
-                "Share of cases whose class is in the set of likeliest classes that holds the nominal probability (the last class of a set "
+                "Share of cases whose class is in the set of likeliest classes that holds the nominal "
+                "probability (the last class of a set "
                 "counts in part). Above the line the probabilities are too cautious, below too bold.",
             ),
             pit_histogram(
                 np.diff(covered),
-                "The same, level by level: how much of the truth falls at each level of the sets. Flat if calibrated; falling: too "
+                "The same, level by level: how much of the truth falls at each level of the sets. Flat if "
+                "calibrated; falling: too "
                 "cautious; rising: too bold.",
             ),
         ],
@@ -76,8 +78,11 @@ def classification(c: Classes) -> dict[str, list[Figure]]:
 
 
 def coverage(c: Classes, levels: np.ndarray) -> np.ndarray:
-    """P(U ≤ level), which is the level if calibrated: U is uniform between the probability of all classes likelier than the true one, and
-    that with the true one added."""
+    """P(U ≤ level), which equals the level if the probabilities are calibrated.
+
+    U is uniform between the probability of all classes that are likelier than the true one, and that sum with the
+    true class added.
+    """
     own = c.probs[np.arange(len(c.y)), c.y]
     before = np.where(c.probs > own[:, None], c.probs, 0).sum(1)
     return np.clip((levels[:, None] - before) / np.maximum(own, 1e-12), 0, 1).mean(1)
@@ -148,7 +153,8 @@ def _reliability(c: Classes) -> Figure:
     return figure(
         "reliability",
         f"Reliability diagram; accuracy and confidence differ by {gap:.3f} on average.",
-        "Accuracy in groups of like confidence, with standard errors. On the dashed line the model is right as often as it says.",
+        "Accuracy in groups of like confidence, with standard errors. On the dashed line the model is right "
+        "as often as it says.",
         draw,
         SMALL,
     )
@@ -180,7 +186,8 @@ def _rejection(c: Classes) -> Figure:
     return figure(
         "error",
         f"Error rate among the surest cases: {half:.1%} of the surer half, {error[-1]:.1%} of all.",
-        "What is left of the error when the least certain cases are handed to someone else. The sooner it falls, the better the "
+        "What is left of the error when the least certain cases are handed to someone else. The sooner it "
+        "falls, the better the "
         "uncertainty tells mistakes.",
         draw,
         SMALL,

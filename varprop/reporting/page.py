@@ -1,4 +1,4 @@
-"""The page of a report: how a model learned, how well it predicts, and how far its uncertainty can be trusted."""
+"""The page of a report: how a model learned, how well it predicts, and how well it is calibrated."""
 
 from __future__ import annotations
 

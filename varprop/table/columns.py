@@ -30,7 +30,7 @@ class Task(str, Enum):
 
 
 def numbers(column: Text) -> np.ndarray:
-    """A column as float64, NaN where missing; any other value that is not a finite number is refused by its row."""
+    """A column as float64, NaN where missing; the error for any other non-number names its row."""
     values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     wrong = (np.isnan(values) & column.notna().to_numpy()) | np.isinf(values)
     if wrong.any():
@@ -72,12 +72,13 @@ class TargetColumn:
         classes = sorted(labels(column).unique(), key=_numerically)
         if not 2 <= len(classes) <= 1000:
             raise TableError(
-                f"column {column.name!r} has {len(classes)} different values; classification needs 2 to 1,000."
+                f"column {column.name!r} has {len(classes)} different values; classification needs 2 to "
+                "1,000."
             )
         return cls(str(column.name), classes)
 
     def values(self, column: Text) -> np.ndarray:
-        """The column as the model takes its targets: numbers, or names of classes; others are refused by their row."""
+        """The column as numbers or class names; the error for any other value names its row."""
         _check_complete(column)
         if self.classes is None:
             return numbers(column)

@@ -25,8 +25,8 @@ MOST_CATEGORIES = 100
 class Encoder:
     """How the rows of a table become numbers: missing numbers by the median, categories as indicators.
 
-    A missing category is a category too, whether or not training had one. The transformers of scikit-learn do the
-    work; `medians` and `categories` are all that they learn.
+    A missing category is a category too, whether or not training had one. The transformers of scikit-learn do
+    the work; `medians` and `categories` are all that they learn.
 
     >>> import pandas as pd
     >>> table = pd.DataFrame({"area": [1.0, 3.0, None], "town": ["Ulm", None, "Bonn"]})
@@ -70,13 +70,14 @@ class Encoder:
                 i = int(unknown.argmax())
                 listed = ", ".join(repr(c) for c in known[:8] if c) + ", …" * (len(known) > 9)
                 raise TableError(
-                    f"column {name!r} has {str(table[name].iloc[i])!r} in row {table.index[i]}, a category that the "
+                    f"column {name!r} has {str(table[name].iloc[i])!r} in row {table.index[i]}, a category "
+                    "that the "
                     f"model was not trained with; it knows {listed}."
                 )
         return np.asarray(self._transformer.transform(typed), dtype=np.float64)
 
     def module(self) -> nn.Module:
-        """The same for a graph, whose input has a column for each column of the table; categories are places."""
+        """The same for a graph: its input has the table's columns, with categories as places."""
         return Columns(list(self.medians.values()), list(self.categories.values()))
 
     @property
@@ -87,8 +88,9 @@ class Encoder:
     @property
     def columns(self) -> list[dict[str, object]]:
         """What a graph's reader has to know about each column."""
-        numeric = [{"name": name} for name in self.medians]
-        return [*numeric, *({"name": n, "categories": list(c)} for n, c in self.categories.items())]
+        columns: list[dict[str, object]] = [{"name": name} for name in self.medians]
+        columns += [{"name": name, "categories": list(known)} for name, known in self.categories.items()]
+        return columns
 
     def to_json(self) -> dict[str, object]:
         return {"medians": dict(self.medians), "categories": {n: list(c) for n, c in self.categories.items()}}
@@ -121,7 +123,8 @@ def _checked(column: Text) -> bool:
     if not numeric and (count := column.nunique()) > MOST_CATEGORIES:
         text = column[pd.to_numeric(column, errors="coerce").isna() & column.notna()]
         raise TableError(
-            f"column {column.name!r} is text ({str(text.iloc[0])!r} in row {text.index[0]}) with {count} different "
+            f"column {column.name!r} is text ({str(text.iloc[0])!r} in row {text.index[0]}) with {count} "
+            "different "
             f"values, more than {MOST_CATEGORIES}; correct it, or leave it out with --ignore."
         )
     return numeric
@@ -130,8 +133,8 @@ def _checked(column: Text) -> bool:
 class Columns(nn.Module):
     """`Encoder.transform` as a few tensor operations, whatever the number of columns.
 
-    A missing number is NaN; a category is its place in the column's list, NaN where missing. Any other value makes
-    the column's indicators NaN.
+    A missing number is NaN; a category is its place in the column's list, NaN where missing. Any other value
+    makes the column's indicators NaN.
     """
 
     medians: Tensor

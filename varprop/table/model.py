@@ -70,7 +70,7 @@ class TableModel(Fitted):
         for table in chunks(path, self.types):
             yield as_columns(self.predict(table), self.target)
 
-    # --------------------------------------------------------------------------------------------------------- files
+    # -------------------------------------------------------------------------------------------------- files
 
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder, which `load` reads."""
@@ -96,8 +96,7 @@ class TableModel(Fitted):
             kept = _from_format_1(kept) if "columns" in kept else kept
             encoder = Encoder(kept["medians"], kept["categories"])
             column = TargetColumn(**kept["target"])
-            scales = kept.get("target_scales")
-            target = _numbers(column, **scales) if column.classes is None else _classes(column)
+            target = _numbers(column, **kept["target_scales"]) if column.classes is None else _classes(column)
             model = Model(
                 [elbo], target, Standardise(**kept["scales"]), history=pd.DataFrame(kept["history"])
             )
@@ -140,7 +139,7 @@ def _with_encoder(model: Model, encoder: Encoder) -> Model:
     return replace(model, encoder=encoder, columns=encoder.columns, width=len(encoder.types))
 
 
-# ---------------------------------------------------------------------------------------------------------- training
+# --------------------------------------------------------------------------------------------------- training
 
 
 def train(table: pd.DataFrame, column: TargetColumn, encoder: Encoder, **options: Any) -> TableModel:

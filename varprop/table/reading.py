@@ -24,10 +24,10 @@ def read(path: str | Path, types: Mapping[str, str] | None = None) -> pd.DataFra
 def chunks(
     path: str | Path, types: Mapping[str, str] | None = None, rows: int = CHUNK
 ) -> Iterator[pd.DataFrame]:
-    """A table with at least one row, in chunks; the suffix of its name tells the format. The index counts from 1.
+    """A table with at least one row, in chunks; the file suffix tells the format. The index counts from 1.
 
-    :param types: the columns to read, and the type of each. Without it all columns are read, and the fields of CSV
-        and TSV files stay text, so that the type of a column does not depend on the chunk.
+    :param types: the columns to read, and the type of each. Without it all columns are read, and the fields
+        of CSV and TSV files stay text, so that the type of a column does not depend on the chunk.
     """
     path = Path(path)
     if not path.is_file():
