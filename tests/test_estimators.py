@@ -233,7 +233,10 @@ def test_partial_fit_learns_from_a_stream(classifier: BayesianMLPClassifier) -> 
         ({"hidden_layer_sizes": "many"}, "hidden_layer_sizes must be a positive whole number, got 'many'"),
         ({"n_replicas": 0}, "n_replicas must be"),
         ({"prior": -1.0}, "gain must be positive"),
-        ({"early_stopping": True, "validation_fraction": 2.0}, "validation must be a share"),
+        (
+            {"early_stopping": True, "validation_fraction": 2.0},
+            "validation_fraction must lie between 0 and 1, got 2.0",
+        ),
     ],
 )
 def test_parameters_are_checked_in_fit(options: dict[str, Any], message: str) -> None:

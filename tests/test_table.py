@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from varprop.table.columns import is_numeric
 from varprop.table.encoding import Encoder
@@ -39,6 +40,46 @@ def test_the_encoder_gives_medians_and_indicators(table: pd.DataFrame) -> None:
     again = Encoder(**json.loads(json.dumps(encoder.to_json())))
     assert again == encoder
     np.testing.assert_array_equal(again.transform(table), encoder.transform(table))
+
+
+def coded(encoder: Encoder, table: pd.DataFrame) -> torch.Tensor:
+    """A table as a graph takes it: categories by their places, NaN where missing."""
+    columns = [table[name].astype(float) for name in encoder.medians]
+    for name, known in encoder.categories.items():
+        columns.append(table[name].map({category: float(i) for i, category in enumerate(known)}))
+    return torch.tensor(np.stack(columns, 1))
+
+
+def test_a_graph_encodes_as_the_transformers_do(table: pd.DataFrame) -> None:
+    encoder = Encoder.fit(table)
+    x = coded(encoder, table)
+    assert x.isnan().any(0).sum() == 2
+    np.testing.assert_array_equal(encoder.module()(x), encoder.transform(table))
+    for wrong in (-1.0, 0.5, 9.0):
+        x[:, 3] = wrong
+        out = encoder.module()(x)
+        places = len(encoder.categories["town"])
+        assert out[:, 3 : 3 + places].isnan().all()
+        assert not out[:, :3].isnan().any()
+        assert not out[:, 3 + places :].isnan().any()
+
+
+@pytest.mark.parametrize("kinds", [["numeric"], ["text"], ["numeric", "text"]])
+def test_the_graph_of_many_columns_is_no_larger(kinds: list[str]) -> None:
+    def operations(count: int) -> int:
+        table = pd.DataFrame(
+            {
+                f"{kind} {i}": [1.0, 2.0, None] if kind == "numeric" else ["a", "b", f"c{i}"]
+                for kind in kinds
+                for i in range(count)
+            }
+        )
+        encoder = Encoder.fit(table)
+        module, x = encoder.module(), coded(encoder, table)
+        np.testing.assert_array_equal(module(x), encoder.transform(table))
+        return len([node for node in torch.fx.symbolic_trace(module).graph.nodes if node.op != "get_attr"])
+
+    assert operations(1) == operations(50) < 30
 
 
 def test_every_row_is_encoded_by_itself(table: pd.DataFrame) -> None:
@@ -133,3 +174,8 @@ def test_columns_that_cannot_be_learned_from(table: pd.DataFrame, column: object
     table["extra"] = column
     with pytest.raises(TableError, match=said):
         Encoder.fit(table)
+
+
+def test_a_table_without_columns_is_refused(table: pd.DataFrame) -> None:
+    with pytest.raises(TableError, match="no column besides the target"):
+        Encoder.fit(table[[]])

@@ -152,7 +152,11 @@ class Model:
 
     def inputs(self, x: object) -> Tensor:
         """Data as the networks take it."""
-        if isinstance(x, pd.DataFrame) and self.encoder is not None:
+        if self.encoder is not None:
+            if not isinstance(x, pd.DataFrame):
+                raise TypeError(
+                    f"the model of a table takes a DataFrame with its columns, got {type(x).__name__}."
+                )
             x = self.encoder.transform(x)
         if self.standardise is None:
             return torch.as_tensor(x)

@@ -43,7 +43,10 @@ Self = TypeVar("Self", bound="BayesianMLP")
 
 
 class Uncertainty(NamedTuple):
-    """The two parts of a prediction's uncertainty: variances for numbers, entropies in nats for classes."""
+    """The parts of a prediction's uncertainty: variances for numbers, entropies in nats for classes.
+
+    They add up to the whole variance or entropy.
+    """
 
     epistemic: np.ndarray
     """From not knowing the weights: it shrinks with more data."""
@@ -118,7 +121,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         new = not (self.warm_start and self.__sklearn_is_fitted__())
         X, y = self._validated(X, y, new)
         if not new:
-            self.n_seen_ = 0.0  # with warm_start, `fit` keeps the weights, but the data is all of its data
+            self.n_seen_ = 0.0  # with warm_start, `fit` keeps the weights but not the count of its data
         return self._train(X, y, sample_weight, new)
 
     def _train(
@@ -131,8 +134,10 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         once: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Train on checked data: new networks or those that there are, to the end or for one epoch.
+        """Train on checked data, as `fit` and `partial_fit` do.
 
+        :param new: start from new networks and scales.
+        :param once: train for one epoch at a constant rate.
         :param dtype: of new networks; that of X by default.
         """
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -147,8 +152,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         model = self.model_
         data = [model.inputs(X), model.targets(y), torch.from_numpy(weight)]
         seed = self.random_ + len(self.history_)
-        share = self.validation_fraction if self.early_stopping and len(X) > 1 else 0.0
-        train, held_out = split(data, share, seed)
+        train, held_out = split(data, self._held_out_share() if len(X) > 1 else 0.0, seed)
         history = self._fit_members(self._counted(train), held_out, seed, once)  # type: ignore[arg-type]
         history["epoch"] += len(self.history_)
         self.history_ = pd.concat([self.history_, history], ignore_index=True) if self.n_iter_ else history
@@ -156,7 +160,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         return self
 
     def _make_members(self, rows: int, features: int, dtype: torch.dtype) -> None:
-        """Untrained networks, drawn from the random state."""
+        """New networks, initialised from the random state."""
         self.random_ = int(check_random_state(self.random_state).randint(2**31))
         with torch.random.fork_rng([]):
             torch.manual_seed(self.random_)
@@ -218,6 +222,15 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         shared = [t.expand(n, *t.shape) for t in train]
         losses = replicas.fit(self.members_, *shared, seeds=seeds, **options)
         return pd.DataFrame({"epoch": range(len(losses)), "loss": losses.mean(1).tolist()})
+
+    def _held_out_share(self) -> float:
+        if not self.early_stopping:
+            return 0.0
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(
+                f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}."
+            )
+        return self.validation_fraction
 
     def _hidden(self, rows: int) -> list[int]:
         sizes = self.hidden_layer_sizes

@@ -80,8 +80,8 @@ def classification(c: Classes) -> dict[str, list[Figure]]:
 def coverage(c: Classes, levels: np.ndarray) -> np.ndarray:
     """P(U ≤ level), which equals the level if the probabilities are calibrated.
 
-    U is uniform between the probability of all classes that are likelier than the true one, and that sum with the
-    true class added.
+    U is uniform between the probability of all classes that are likelier than the true one, and that sum
+    with the true class added.
     """
     own = c.probs[np.arange(len(c.y)), c.y]
     before = np.where(c.probs > own[:, None], c.probs, 0).sum(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..inspect.consistency import Audit
 from ..io import files
+from ..io.description import Description
 from ..model import Classes, Fitted, Model, Numbers, Standardise
 from ..predictive import ClassPredictive, Predictive, Regression
 from ..sklearn import BayesianMLPClassifier, BayesianMLPRegressor
@@ -107,7 +108,7 @@ class TableModel(Fitted):
         return cls(encoder, column, _with_encoder(model, encoder))
 
 
-def _from_format_1(kept: Mapping[str, Any]) -> dict[str, Any]:
+def _from_format_1(kept: Description) -> Description:
     """What varprop 0.1 wrote: numbers were standardised by their column, and then again by the estimator."""
     numeric = [c for c in kept["columns"] if "categories" not in c]
     others = [c for c in kept["columns"] if "categories" in c]
