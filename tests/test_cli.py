@@ -258,6 +258,11 @@ def test_columns_that_are_not_there(place: Path, tmp_path: Path) -> None:
         saying="has no column 'prize'; it has 'area', 'town'",
     )
     fails("evaluate", place / "price", place / "new.csv", saying="new.csv has no column 'price'")
+    words = ["fit", place / "train.csv", "--target", "price", "--ignore", "price", "--out", tmp_path / "m"]
+    fails(*words, saying="column 'price' is the target and cannot be ignored")
+    (tmp_path / "semicolons.csv").write_text("area;price\n1;2\n")
+    words = ["fit", tmp_path / "semicolons.csv", "--target", "price", "--out", tmp_path / "m"]
+    fails(*words, saying="it has 'area;price' (separated by semicolons?")
     pd.read_csv(place / "new.csv").drop(columns="town").to_csv(tmp_path / "less.csv")
     fails("predict", place / "price", tmp_path / "less.csv", saying="less.csv has no column 'town'")
 

@@ -127,6 +127,8 @@ def fit(
     began = time.perf_counter()
     table = read(data)
     check_present(data, table.columns, (target, *(ignore or ())))
+    if target in (ignore or ()):
+        raise ValueError(f"column {target!r} is the target and cannot be ignored; take it out of --ignore.")
     table = table.drop(columns=list(ignore or ()))
     column = TargetColumn.fit(table[target], task)
     # Fitted to the whole table, so that the categories of held-out rows are known; the target is not used.

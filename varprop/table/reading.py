@@ -107,4 +107,7 @@ def check_present(path: Path, present: Iterable[str], wanted: Iterable[str] | No
     for name in wanted or ():
         if name not in present:
             known = ", ".join(map(repr, present[:10])) + ", …" * (len(present) > 10)
-            raise TableError(f"{path} has no column {name!r}; it has {known}.")
+            hint = " (separated by semicolons? Save it with commas)" * (
+                len(present) == 1 and ";" in present[0]
+            )
+            raise TableError(f"{path} has no column {name!r}; it has {known}{hint}.")
