@@ -318,6 +318,10 @@ def test_what_no_file_can_hold_is_refused(regressor: BayesianMLPRegressor, tmp_p
         vp.save(BayesianMLPRegressor(), tmp_path)
     with pytest.raises(vp.ModelFileError, match="StandardScaler is neither an ELBO nor"):
         vp.save(StandardScaler(), tmp_path)
+    Mine = type("Mine", (BayesianMLPRegressor,), {})
+    with pytest.raises(vp.ModelFileError, match="Mine is a class of yours"):
+        vp.save(Mine(epochs=1).fit(X[TRAIN], Y[TRAIN]), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from .inspect.consistency import Audit
-from .io.description import describe_estimator
+from .io.description import ModelFileError, describe_estimator
 from .likelihoods import Categorical, HeteroscedasticNormal, Likelihood, Normal
 from .methods import METHODS, Method
 from .model import Classes, Fitted, Model, Numbers, Standardise, Target
@@ -267,6 +267,11 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         )
 
     def description(self) -> dict[str, object]:
+        if type(self) not in (BayesianMLPRegressor, BayesianMLPClassifier):
+            raise ModelFileError(
+                f"save: {type(self).__name__} is a class of yours, which a model file cannot make again; "
+                f"save its `elbo_`."
+            )
         learned = {name: value for name, value in vars(self).items() if name.endswith("_")}
         learned = {name: value for name, value in learned.items() if name not in ("members_", "elbo_")}
         return {"estimator": describe_estimator(type(self).__name__, self.get_params(deep=False), learned)}

@@ -38,9 +38,8 @@ ACTIVATIONS = (
     "LogSigmoid Softsign Tanhshrink Hardswish Softmax LogSoftmax Softmin Softmax2d GLU"
 )
 IN_DIMENSIONS = (
-    "Conv ConvTranspose MaxPool AvgPool AdaptiveMaxPool AdaptiveAvgPool BatchNorm InstanceNorm ZeroPad "
-    "ConstantPad "
-    "ReflectionPad ReplicationPad"
+    "Conv ConvTranspose MaxPool AvgPool AdaptiveMaxPool AdaptiveAvgPool BatchNorm InstanceNorm "
+    "ZeroPad ConstantPad ReflectionPad ReplicationPad"
 )
 LAYERS: dict[str, type[nn.Module]] = {
     name: getattr(nn, name)
@@ -89,7 +88,7 @@ def make_objective(description: Description, given: Given) -> ELBO:
     """An objective without values, of the parts that are given and, for the others, as described."""
     # On the meta device nothing is allocated, whatever size a file claims.
     with torch.device("meta"):
-        net = given.net or make_net(description["net"])
+        net = make_net(description["net"]) if given.net is None else given.net
         method = given.method or make_method(description["method"])
         likelihood = given.likelihood or _make(LIKELIHOODS, description["likelihood"])
         prior = given.prior or make_prior(description["prior"])
