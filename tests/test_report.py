@@ -214,6 +214,21 @@ def test_estimators_and_several_targets(tmp_path: Path) -> None:
     assert not (tmp_path / "s.html").exists()
 
 
+def test_targets_far_from_zero_are_judged_in_double_precision(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    y = 10 * x[:, 0].astype(np.float64)
+    pages = []
+    for offset in (0.0, 1.7e9):
+        model = BayesianMLPRegressor(hidden_layer_sizes=(4,), epochs=5, random_state=0).fit(x, y + offset)
+        pages.append(vp.report(model, x, y + offset, tmp_path / "r.html").read_text())
+    near, far = (re.findall(r"<dt>[^<]*</dt><dd>([^<]*)</dd>", page) for page in pages)
+    assert len(near) == 8
+    np.testing.assert_allclose([float(value) for value in far], [float(value) for value in near], rtol=2e-3)
+    assert "<td" in pages[1]
+    assert "1.7e+09" not in pages[1].partition('id="cases"')[2]
+
+
 def test_other_likelihoods_have_a_report(tmp_path: Path) -> None:
     x = torch.randn(60, 2)
     for likelihood, y in (

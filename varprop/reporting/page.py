@@ -97,15 +97,18 @@ class Section:
 SECTIONS = {
     "prediction": (
         "Prediction and truth",
-        "How close the predictions come, and whether the truth lies where it was said to lie.",
+        "How close the predictions are to the truth, and whether the truth lies in the predicted intervals.",
     ),
-    "calibration": ("Calibration", "Whether the stated probabilities are those that come true."),
+    "calibration": ("Calibration", "Whether events happen as often as the predicted probabilities say."),
     "uncertainty": (
         "Uncertainty",
-        "Whether uncertainty tells where the mistakes are, and what it is made of.",
+        "Whether errors are larger where the uncertainty is, and how much of it is epistemic.",
     ),
     "learning": ("Training", "The evidence lower bound and its parts, epoch by epoch."),
-    "layers": ("Weights", "Which layers the epistemic uncertainty comes from, and how sure each weight is."),
+    "layers": (
+        "Weights",
+        "Which layers the epistemic uncertainty comes from, and how certain each weight is.",
+    ),
 }
 
 
