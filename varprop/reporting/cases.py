@@ -1,4 +1,4 @@
-"""Single cases of a data set: those a model is surest and least sure of, as rows of a table or as images."""
+"""Single cases: the most and the least certain ones, as rows of a table or as images."""
 
 from __future__ import annotations
 

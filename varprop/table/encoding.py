@@ -25,8 +25,8 @@ MOST_CATEGORIES = 100
 class Encoder:
     """How the rows of a table become numbers: missing numbers by the median, categories as indicators.
 
-    A missing category is a category too, whether or not training had one. The transformers of scikit-learn do
-    the work; `medians` and `categories` are all that they learn.
+    A missing category is a category too, whether or not training had one. The transformers of scikit-learn
+    do the work; `medians` and `categories` are all that they learn.
 
     >>> import pandas as pd
     >>> table = pd.DataFrame({"area": [1.0, 3.0, None], "town": ["Ulm", None, "Bonn"]})
@@ -44,37 +44,39 @@ class Encoder:
     @classmethod
     def fit(cls, table: pd.DataFrame) -> Encoder:
         if not len(table.columns):
-            raise TableError(
-                "the table has no column besides the target; there is nothing to predict it from."
-            )
-        numeric = [str(name) for name in table.columns if _checked(table[name])]
-        others = [str(name) for name in table.columns if name not in set(numeric)]
-        places = {name: sorted({MISSING, *labels(table[name])}) for name in others}
-        transformer = _transformer(numeric, places).fit(_typed(table, numeric, others))
-        medians = transformer.named_transformers_["numeric"].statistics_.tolist() if numeric else []
-        return cls(dict(zip(numeric, medians, strict=True)), places)
+            raise TableError("the table has no column besides the target; nothing can predict it.")
+        numeric = {str(name): math.nan for name in table.columns if _checked(table[name])}
+        others = [str(name) for name in table.columns if name not in numeric]
+        encoder = cls(numeric, {name: sorted({MISSING, *labels(table[name])}) for name in others})
+        if not numeric:
+            return encoder
+        imputer = encoder._unfitted().fit(encoder.coded(table)).named_transformers_["numeric"]
+        return cls(dict(zip(numeric, imputer.statistics_.tolist(), strict=True)), encoder.categories)
+
+    def transform(self, table: pd.DataFrame) -> np.ndarray:
+        """Numbers in double precision, numeric columns first."""
+        return np.asarray(self._transformer.transform(self.coded(table)), dtype=np.float64)
+
+    def coded(self, table: pd.DataFrame) -> np.ndarray:
+        """Numbers, NaN where missing, and places of categories; the error for another value names its row."""
+        values = [numbers(table[name]) for name in self.medians]
+        places = [_places(table[name], known) for name, known in self.categories.items()]
+        return np.column_stack(values + places)
+
+    def _unfitted(self) -> ColumnTransformer:
+        n, count = len(self.medians), len(self.medians) + len(self.categories)
+        indicators = OneHotEncoder(
+            categories=[np.arange(float(len(known))) for known in self.categories.values()],
+            sparse_output=False,
+        )
+        imputer = SimpleImputer(strategy="median")
+        steps = [("numeric", imputer, list(range(n))), ("categorical", indicators, list(range(n, count)))]
+        return ColumnTransformer([step for step in steps if step[2]])
 
     @cached_property
     def _transformer(self) -> ColumnTransformer:
-        # One row with the medians, and with a category for each other column, teaches the same state again.
-        first = {name: [places[0]] for name, places in self.categories.items()}
-        row = pd.DataFrame({name: [median] for name, median in self.medians.items()} | first)
-        return _transformer(list(self.medians), self.categories).fit(row)
-
-    def transform(self, table: pd.DataFrame) -> np.ndarray:
-        """Numbers in double precision, numeric columns first; an unknown category is refused by its row."""
-        typed = _typed(table, list(self.medians), list(self.categories))
-        for name, known in self.categories.items():
-            unknown = ~typed[name].isin(known).to_numpy()
-            if unknown.any():
-                i = int(unknown.argmax())
-                listed = ", ".join(repr(c) for c in known[:8] if c) + ", …" * (len(known) > 9)
-                raise TableError(
-                    f"column {name!r} has {str(table[name].iloc[i])!r} in row {table.index[i]}, a category "
-                    "that the "
-                    f"model was not trained with; it knows {listed}."
-                )
-        return np.asarray(self._transformer.transform(typed), dtype=np.float64)
+        # One row with the medians, and any category, teaches the transformers the same again.
+        return self._unfitted().fit(np.array([[*self.medians.values(), *(0.0 for _ in self.categories)]]))
 
     def module(self) -> nn.Module:
         """The same for a graph: its input has the table's columns, with categories as places."""
@@ -96,19 +98,20 @@ class Encoder:
         return {"medians": dict(self.medians), "categories": {n: list(c) for n, c in self.categories.items()}}
 
 
-def _transformer(numeric: Sequence[str], categories: Mapping[str, Sequence[str]]) -> ColumnTransformer:
-    indicators = OneHotEncoder(categories=[list(c) for c in categories.values()], sparse_output=False)
-    steps = [
-        ("numeric", SimpleImputer(strategy="median"), list(numeric)),
-        ("categorical", indicators, list(categories)),
-    ]
-    return ColumnTransformer([step for step in steps if step[2]])
-
-
-def _typed(table: pd.DataFrame, numeric: Sequence[str], others: Sequence[str]) -> pd.DataFrame:
-    """Numbers as float64 and everything else as text."""
-    columns = {name: numbers(table[name]) for name in numeric}
-    return pd.DataFrame(columns | {name: labels(table[name]) for name in others}, index=table.index)
+def _places(column: Text, known: Sequence[str]) -> np.ndarray:
+    """The place of each value in a list of categories."""
+    values = column.astype("category")
+    places = pd.Index(known).get_indexer(pd.Index([str(value) for value in values.cat.categories]))
+    # The last entry is for missing values, whose code is -1.
+    found = np.append(places, list(known).index(MISSING))[values.cat.codes]
+    if (found < 0).any():
+        i = int((found < 0).argmax())
+        listed = ", ".join(repr(c) for c in known[:8] if c) + ", …" * (len(known) > 9)
+        raise TableError(
+            f"column {column.name!r} has {str(column.iloc[i])!r} in row {column.index[i]}, a category "
+            f"that the model was not trained with; it knows {listed}."
+        )
+    return found.astype(np.float64)
 
 
 def _checked(column: Text) -> bool:
