@@ -116,6 +116,7 @@ def test_unused_columns_are_left_out(table: pd.DataFrame, tmp_path: Path) -> Non
         (["true", "false"], False),
         (["1", "inf"], True),
         ([True, False], False),
+        ([True, False, None], False),
     ],
 )
 def test_what_counts_as_a_number(values: list[object], numeric: bool) -> None:

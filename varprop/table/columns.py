@@ -49,7 +49,8 @@ def labels(column: Text) -> Text:
 
 def is_numeric(column: Text) -> bool:
     """Whether every value is a number, as text or not, or missing; truth values and dates are not numbers."""
-    if pd.api.types.is_bool_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
+    truth_values = pd.api.types.infer_dtype(column, skipna=True) == "boolean"
+    if truth_values or pd.api.types.is_datetime64_any_dtype(column):
         return False
     return bool((pd.to_numeric(column, errors="coerce").notna() | column.isna()).all())
 
