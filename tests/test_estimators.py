@@ -24,7 +24,8 @@ X, Y = load_diabetes(return_X_y=True)
 TRAIN, TEST = slice(0, 200), slice(200, 260)
 
 
-# In batches the order of rows matters, so that weights and repeated rows agree only where a batch holds all rows.
+# In batches the order of rows matters, so that weights and repeated rows agree only where a batch holds all
+# rows.
 @parametrize_with_checks([BayesianMLPRegressor(**QUICK), BayesianMLPClassifier(**QUICK)])
 def test_contract(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -43,7 +44,7 @@ def classifier() -> BayesianMLPClassifier:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- predictions
+# ------------------------------------------------------------------------------------------------ predictions
 
 
 def test_regression_is_better_than_the_mean_and_covers(regressor: BayesianMLPRegressor) -> None:
@@ -75,6 +76,18 @@ def test_units_of_the_target_do_not_matter(regressor: BayesianMLPRegressor) -> N
     np.testing.assert_allclose(
         other.predict(X[TEST] * 50 - 3), regressor.predict(X[TEST]) * 1e-3 + 5, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_targets_far_from_zero_keep_their_digits(dtype: type) -> None:
+    """Seconds since 1970: in single precision two of them cannot be told apart within two minutes."""
+    x, noise = X[TRAIN].astype(dtype), Y[TRAIN] - Y[TRAIN].mean()
+    options: dict[str, Any] = {"epochs": 15, "batch_size": 100, "random_state": 0}
+    near = BayesianMLPRegressor(**options).fit(x, noise)
+    far = BayesianMLPRegressor(**options).fit(x, noise + 1.7e9)
+    np.testing.assert_allclose(far.predict(x) - 1.7e9, near.predict(x), atol=1e-3)
+    np.testing.assert_allclose(far.log_prob(x, noise + 1.7e9), near.log_prob(x, noise), atol=1e-4)
+    assert far.audit(x, noise + 1.7e9).own.rmse == pytest.approx(near.audit(x, noise).own.rmse, rel=1e-4)
 
 
 def test_heteroscedastic_noise_follows_the_input() -> None:
@@ -149,7 +162,7 @@ def test_priors_are_numbers_or_objects() -> None:
         ).all()
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# --------------------------------------------------------------------------------------------------- training
 
 
 def test_the_random_state_fixes_everything_and_leaves_torch_alone() -> None:
@@ -172,12 +185,12 @@ def test_early_stopping_stops() -> None:
         "batch_size": 60,
         "random_state": 0,
     }
-    for replicas in (1, 2):
-        model = BayesianMLPRegressor(n_replicas=replicas, **options).fit(
-            X[TRAIN], Y[TRAIN], sample_weight=np.r_[np.ones(100), np.full(100, 2.0)]
-        )
+    weights = np.r_[np.ones(100), np.full(100, 2.0)]
+    for replicas, sample_weight in ((1, weights), (2, weights), (1, None), (2, None)):
+        model = BayesianMLPRegressor(n_replicas=replicas, **options).fit(X[TRAIN], Y[TRAIN], sample_weight)
         assert 2 < model.n_iter_ < 200
         assert len(model.history_) == model.n_iter_
+        assert sample_weight is not None or model.elbo_.n_data == 180  # the held-out tenth is not trained on
 
 
 def test_warm_start_goes_on() -> None:
@@ -220,7 +233,10 @@ def test_partial_fit_learns_from_a_stream(classifier: BayesianMLPClassifier) -> 
         ({"hidden_layer_sizes": "many"}, "hidden_layer_sizes must be a positive whole number, got 'many'"),
         ({"n_replicas": 0}, "n_replicas must be"),
         ({"prior": -1.0}, "gain must be positive"),
-        ({"early_stopping": True, "validation_fraction": 2.0}, "validation must be a share"),
+        (
+            {"early_stopping": True, "validation_fraction": 2.0},
+            "validation_fraction must lie between 0 and 1, got 2.0",
+        ),
     ],
 )
 def test_parameters_are_checked_in_fit(options: dict[str, Any], message: str) -> None:
@@ -228,7 +244,7 @@ def test_parameters_are_checked_in_fit(options: dict[str, Any], message: str) ->
         BayesianMLPRegressor(**options).fit(X[TRAIN], Y[TRAIN])
 
 
-# ---------------------------------------------------------------------------------------------------- tools and files
+# -------------------------------------------------------------------------------------------- tools and files
 
 
 def test_works_in_pipelines_searches_and_cross_validation() -> None:
@@ -302,6 +318,10 @@ def test_what_no_file_can_hold_is_refused(regressor: BayesianMLPRegressor, tmp_p
         vp.save(BayesianMLPRegressor(), tmp_path)
     with pytest.raises(vp.ModelFileError, match="StandardScaler is neither an ELBO nor"):
         vp.save(StandardScaler(), tmp_path)
+    Mine = type("Mine", (BayesianMLPRegressor,), {})
+    with pytest.raises(vp.ModelFileError, match="Mine is a class of yours"):
+        vp.save(Mine(epochs=1).fit(X[TRAIN], Y[TRAIN]), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def assert_same(got: dict[str, Any], expected: dict[str, Any], tolerance: float 
     assert list(got) == list(expected)
     for name, value in expected.items():
         value = np.asarray(value)
-        # An entry may be zero. The unit of a class's outputs is one: mutual information is a difference of entropies.
+        # An entry may be zero. The unit of a class's outputs is one: mutual information is a difference of
+        # entropies.
         unit = 1.0 if "entropy" in expected else np.abs(value).max(0)
         error = np.abs(np.asarray(got[name]) - value) - tolerance * np.abs(value)
         assert (error <= tolerance * unit).all(), f"{name}: {(error / unit).max():.2g}"
@@ -148,7 +149,7 @@ def test_a_residual_network_with_its_own_forward(tmp_path: Path) -> None:
     check(elbo, torch.randn(3, 3, 16, 16), vp.predictive.ClassPredictive, tmp_path / "model.onnx")
 
 
-# ------------------------------------------------------------------------------------------------- preprocessing folded in
+# ------------------------------------------------------------------------------------ preprocessing folded in
 
 
 def data(rows: int = 60) -> tuple[np.ndarray, np.ndarray]:
@@ -213,7 +214,7 @@ def about(path: Path) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------ the command line
+# ------------------------------------------------------------------------------------------- the command line
 
 
 def houses(rows: int) -> pd.DataFrame:
@@ -260,7 +261,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(place: Path) -> dict[str, Path]:
-    """The files of two models: one by a process of its own, as a user runs it, and one by the command inside this one."""
+    """The files of two models, one written by another process, as a user would, and one by this process."""
     files = {name: place / f"{name}.onnx" for name in ("price", "dear")}
     words = [
         sys.executable,
@@ -289,7 +290,7 @@ def test_the_command_writes_what_takes_rows_as_they_are(
     table = houses(80)
     code = table.town.map({"Köln": 1.0, "Ulm": 2.0})
     got = run(written[target], np.stack([table.area, code], 1).astype(np.float32))
-    expected = TableModel.load(place / target).predictive(table)
+    expected = TableModel.load(place / target).predict(table)
     assert_same(
         got,
         outputs(expected, vp.predictive.Regression if target == "price" else vp.predictive.ClassPredictive),
@@ -325,7 +326,7 @@ def test_what_cannot_be_exported_is_one_sentence(
     assert not (tmp_path / "m.onnx").exists()
 
 
-# --------------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------- refusals
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -375,7 +376,7 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(
     assert list(tmp_path.iterdir()) == [path]
 
 
-# ------------------------------------------------------------------------------------------------------------------ tails
+# ------------------------------------------------------------------------------------------------------ tails
 
 
 TAILS = ("erfc", "ndtr", "log_ndtr", "log1p", "erfc")

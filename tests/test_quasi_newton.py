@@ -1,4 +1,4 @@
-"""L-BFGS: the known optimum of a linear model, members that do not disturb each other, and what it refuses."""
+"""L-BFGS: the known optimum of a linear model, members that leave each other alone, and what it refuses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_members_end_where_each_would_have_ended_alone() -> None:
 
 
 def test_every_member_has_its_own_line_search() -> None:
-    """Quadratics of very different curvature: the steps that suit one would never take another to its optimum."""
+    """Quadratics of very different curvature: the steps that suit one never take another to its optimum."""
     curvature, optimum = torch.tensor([1e-3, 1.0, 1e4]), torch.tensor([5.0, -1.0, 0.2])
     w = nn.Parameter(torch.zeros(3, 2))
     optimiser = LBFGS([w], members=3)

@@ -1,4 +1,4 @@
-"""The report: one page that holds all it shows, escapes what it is given, and opens in a browser without complaint."""
+"""The report: one self-contained page that escapes its data and opens in a browser without complaint."""
 
 import re
 import shutil
@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.estimators import BayesianMLPClassifier, BayesianMLPRegressor
 from varprop.inspect import attribution
 from varprop.predictive import ClassPredictive, NormalPredictive, concatenate, mixture, rescaled
 from varprop.reporting.cases import as_png
 from varprop.reporting.figures_classes import Classes, coverage
+from varprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
 EVIL = "<script>alert(1)</script>"
 REGRESSION = [
@@ -80,7 +80,7 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """What a page has: figures with their alternative texts, images, names of elements, and places it would load from."""
+    """What a page has: figures and their alternative texts, images, ids, and addresses it would load."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -207,11 +207,26 @@ def test_estimators_and_several_targets(tmp_path: Path) -> None:
     text = vp.report(model, x, y, tmp_path / "r.html").read_text()
     assert "standard deviations of each target" in text
     assert "figure-truth" in text
-    with pytest.raises(TypeError, match="must be an ELBO or a fitted estimator"):
+    with pytest.raises(TypeError, match="Linear is neither an ELBO nor one of varprop's fitted"):
         vp.report(nn.Linear(1, 1), x, y, tmp_path / "s.html")
     with pytest.raises(ValueError, match="2 names for 3 columns"):
         vp.report(model, x, y, tmp_path / "s.html", names=["a", "b"])
     assert not (tmp_path / "s.html").exists()
+
+
+def test_targets_far_from_zero_are_judged_in_double_precision(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    y = 10 * x[:, 0].astype(np.float64)
+    pages = []
+    for offset in (0.0, 1.7e9):
+        model = BayesianMLPRegressor(hidden_layer_sizes=(4,), epochs=5, random_state=0).fit(x, y + offset)
+        pages.append(vp.report(model, x, y + offset, tmp_path / "r.html").read_text())
+    near, far = (re.findall(r"<dt>[^<]*</dt><dd>([^<]*)</dd>", page) for page in pages)
+    assert len(near) == 8
+    np.testing.assert_allclose([float(value) for value in far], [float(value) for value in near], rtol=2e-3)
+    assert "<td" in pages[1]
+    assert "1.7e+09" not in pages[1].partition('id="cases"')[2]
 
 
 def test_other_likelihoods_have_a_report(tmp_path: Path) -> None:

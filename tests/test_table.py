@@ -6,17 +6,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from varprop.table.encoding import (
-    Encoder,
-    TableError,
-    chunks,
-    column_transformer,
-    is_numeric,
-    labels,
-    numbers,
-    read,
-)
+from varprop.table.columns import is_numeric
+from varprop.table.encoding import Encoder
+from varprop.table.reading import TableError, chunks, read
 
 
 @pytest.fixture
@@ -36,20 +30,50 @@ def table() -> pd.DataFrame:
     return frame
 
 
-def test_the_encoder_gives_the_matrix_of_its_column_transformer(table: pd.DataFrame) -> None:
-    numeric, categorical = ["area", "rooms", "constant"], ["town", "garden"]
-    values = pd.DataFrame(
-        {
-            name: numbers(table[name]) if name in numeric else labels(table[name])
-            for name in numeric + categorical
-        }
-    )
-    expected = column_transformer(values, numeric, categorical).fit_transform(values)
+def test_the_encoder_gives_medians_and_indicators(table: pd.DataFrame) -> None:
+    numeric = table[["area", "rooms", "constant"]]
+    indicators = pd.get_dummies(table[["town", "garden"]].fillna(""), dtype=float)
+    indicators.insert(indicators.columns.get_loc("garden_false"), "garden_", 0.0)  # no garden is missing
+    expected = np.hstack([numeric.fillna(numeric.median()), indicators])
     encoder = Encoder.fit(table)
-    np.testing.assert_allclose(encoder.transform(table), expected, rtol=1e-6, atol=1e-6)
-    again = Encoder.from_json(json.loads(json.dumps(encoder.to_json())))
+    np.testing.assert_array_equal(encoder.transform(table), expected)
+    again = Encoder(**json.loads(json.dumps(encoder.to_json())))
     assert again == encoder
     np.testing.assert_array_equal(again.transform(table), encoder.transform(table))
+
+
+def test_a_graph_encodes_as_the_transformers_do(table: pd.DataFrame) -> None:
+    encoder = Encoder.fit(table)
+    x = torch.tensor(encoder.coded(table))
+    assert x.isnan().any(0).tolist() == [False, True, False, False, False]
+    x[x[:, 3] == 0, 3] = torch.nan  # a missing category may be given by its place or as NaN
+    assert x[:, 3].isnan().any()
+    np.testing.assert_array_equal(encoder.module()(x), encoder.transform(table))
+    for wrong in (-1.0, 0.5, 9.0):
+        x[:, 3] = wrong
+        out = encoder.module()(x)
+        places = len(encoder.categories["town"])
+        assert out[:, 3 : 3 + places].isnan().all()
+        assert not out[:, :3].isnan().any()
+        assert not out[:, 3 + places :].isnan().any()
+
+
+@pytest.mark.parametrize("kinds", [["numeric"], ["text"], ["numeric", "text"]])
+def test_the_graph_of_many_columns_is_no_larger(kinds: list[str]) -> None:
+    def operations(count: int) -> int:
+        table = pd.DataFrame(
+            {
+                f"{kind} {i}": [1.0, 2.0, None] if kind == "numeric" else ["a", "b", f"c{i}"]
+                for kind in kinds
+                for i in range(count)
+            }
+        )
+        encoder = Encoder.fit(table)
+        module, x = encoder.module(), torch.tensor(encoder.coded(table))
+        np.testing.assert_array_equal(module(x), encoder.transform(table))
+        return len([node for node in torch.fx.symbolic_trace(module).graph.nodes if node.op != "get_attr"])
+
+    assert operations(1) == operations(50) < 30
 
 
 def test_every_row_is_encoded_by_itself(table: pd.DataFrame) -> None:
@@ -92,6 +116,7 @@ def test_unused_columns_are_left_out(table: pd.DataFrame, tmp_path: Path) -> Non
         (["true", "false"], False),
         (["1", "inf"], True),
         ([True, False], False),
+        ([True, False, None], False),
     ],
 )
 def test_what_counts_as_a_number(values: list[object], numeric: bool) -> None:
@@ -144,3 +169,8 @@ def test_columns_that_cannot_be_learned_from(table: pd.DataFrame, column: object
     table["extra"] = column
     with pytest.raises(TableError, match=said):
         Encoder.fit(table)
+
+
+def test_a_table_without_columns_is_refused(table: pd.DataFrame) -> None:
+    with pytest.raises(TableError, match="no column besides the target"):
+        Encoder.fit(table[[]])

@@ -35,15 +35,15 @@ from .training.loop import fit
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .estimators import BayesianMLPClassifier, BayesianMLPRegressor
+    from .sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
 
 def __getattr__(name: str) -> Any:
     """The estimators, on first use: scikit-learn takes as long to import as the rest."""
     if name in ("BayesianMLPClassifier", "BayesianMLPRegressor"):
-        from . import estimators
+        from . import sklearn
 
-        return getattr(estimators, name)
+        return getattr(sklearn, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,20 +7,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import IO, TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .table.columns import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .predictive import Predictive
+    from .table.model import TableModel
+
 P = ParamSpec("P")
+SHOWN = 12
+"""As many names are listed."""
 app = typer.Typer(
     name="varprop",
-    help="Predictions from a table that know how sure they are.",
+    help="Fit a table, and predict with calibrated uncertainty.",
     epilog="Start with: varprop fit data.csv --target price --out model",
     add_completion=False,
     no_args_is_help=True,
@@ -29,16 +39,8 @@ app = typer.Typer(
 )
 
 
-class Task(str, Enum):
-    """What is predicted: classes or numbers."""
-
-    auto = "auto"
-    regression = "regression"
-    classification = "classification"
-
-
 class MethodName(str, Enum):
-    """How activations travel through the network."""
+    """How mean and variance pass through the network."""
 
     cvbp = "cvbp"
     vbp = "vbp"
@@ -113,40 +115,46 @@ def fit(
 ) -> None:
     """Train a network to predict one column of a table from the others.
 
-    Numbers are scaled, categories become indicators, missing values are filled in; all of it is kept with the model.
+    Numbers are scaled, categories become indicators and missing values are filled in; the model keeps all of
+    this.
     """
     _check_free(out, overwrite, is_folder=True)
-    from .inspect import metrics
     from .table import model as tabular
-    from .table.encoding import Encoder, check_present, read
+    from .table.columns import TargetColumn
+    from .table.encoding import Encoder
+    from .table.reading import check_present, read
 
     began = time.perf_counter()
     table = read(data)
     check_present(data, table.columns, (target, *(ignore or ())))
+    if target in (ignore or ()):
+        raise ValueError(f"column {target!r} is the target and cannot be ignored; take it out of --ignore.")
     table = table.drop(columns=list(ignore or ()))
-    column = tabular.Target.fit(table[target], task.value)
-    # Of the whole table, so that a category of the rows held out is known; no target is looked at.
+    column = TargetColumn.fit(table[target], task)
+    # Fitted to the whole table, so that the categories of held-out rows are known; the target is not used.
     encoder = Encoder.fit(table.drop(columns=target))
     training, held_out = tabular.split(table, column, holdout, seed)
     read_by = time.perf_counter()
-    options = {"method": method.value, "epochs": epochs or "auto", "random_state": seed}
     model = tabular.train(
-        training, column, encoder, verbose=not quiet and Console(stderr=True).is_terminal, **options
+        training,
+        column,
+        encoder,
+        method=method.value,
+        epochs=epochs or "auto",
+        random_state=seed,
+        verbose=not quiet and Console(stderr=True).is_terminal,
     )
     trained_by = time.perf_counter()
     model.save(out)
     rows = {
         "table": f"{len(table):,} rows, {len(model.types)} columns used",
         "task": "regression" if column.classes is None else f"classification, {len(column.classes)} classes",
-        "method": f"{method.value}, {len(model.history_)} epochs",
+        "method": f"{method.value}, {len(model.history)} epochs",
         "time": f"{read_by - began:.1f} s reading, {trained_by - read_by:.1f} s training",
     }
     if len(held_out):
-        y = column.encode(held_out[target])
-        rows |= {
-            f"held out: {name}": _shown(value)
-            for name, value in metrics.summary(model.predictive(held_out), y).items()
-        }
+        judged = model.predict(held_out), model.values(held_out)
+        rows |= {f"held out: {name}": value for name, value in _measures(*judged).items()}
     _print(f"{target} → {out}", rows)
 
 
@@ -161,10 +169,11 @@ def predict(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict every row of a table, however long, with its uncertainty.
+    """Predict every row of a table of any length, with its uncertainty.
 
-    Numbers: mean, std, lower and upper (90 % interval), epistemic and aleatoric (the two parts of the variance).
-    Classes: class, p_<name> of each, entropy, mutual_information (the epistemic part of the entropy).
+    Numbers: mean, std, lower and upper (90 % interval), epistemic and aleatoric (the two parts of the
+    variance). Classes: class, p_<name> of each, entropy, mutual_information (the epistemic part of the
+    entropy).
     """
     if out is not None:
         _check_free(out, overwrite)
@@ -172,26 +181,28 @@ def predict(
     from .table.model import TableModel
 
     loaded = TableModel.load(model)
-    target: Any = nullcontext(sys.stdout.buffer) if out is None else replacing(out)
+    target: AbstractContextManager[IO[bytes]] = (
+        nullcontext(sys.stdout.buffer) if out is None else replacing(out)
+    )
     done = 0
-    with _progress(quiet) as told, target as file:
+    with _progress(quiet) as show, target as file:
         for part in loaded.stream(data):
             part.to_csv(file, index=False, header=done == 0)
             done += len(part)
-            told(f"{done:,} rows")
+            show(f"{done:,} rows")
 
 
 @command
 def evaluate(model: Model, data: Data) -> None:
-    """Measure a model on a table that has the target column, and audit its posterior on the first rows."""
-    from .inspect import metrics
+    """Measure a model on a table that has the target column, and audit it on the first 1,000 rows."""
     from .posterior import posteriors
-    from .table.encoding import chunks
+    from .table.model import TableModel
+    from .table.reading import chunks
 
-    loaded, p, y = _judged(model, data)
-    rows = {name: _shown(value) for name, value in metrics.summary(p, y).items()}
-    if next(posteriors(loaded.elbo.net), None) is not None:
-        first = next(chunks(data, {**loaded.types, loaded.target.name: "str"}, rows=1000))
+    loaded = TableModel.load(model)
+    rows = _measures(*_judged(loaded, data))
+    if next(posteriors(loaded.model.elbo.net), None) is not None:
+        first = next(chunks(data, loaded.types_with_target, rows=1000))
         rows["audit"] = loaded.audit(first).verdict
     _print(f"{model} on {data}", rows)
 
@@ -203,15 +214,15 @@ def report(
     out: Annotated[Path, typer.Option(help="HTML file for the report.")] = Path("report.html"),
     overwrite: Overwrite = False,
 ) -> None:
-    """Write one HTML page with pictures of how a model does on a table that has the target column."""
+    """Write one HTML page with figures of how a model does on a table that has the target column."""
     _check_free(out, overwrite)
     from .reporting import report as write
-    from .table.encoding import read
     from .table.model import TableModel
+    from .table.reading import read
 
     loaded = TableModel.load(model)
-    table = read(data, {**loaded.types, loaded.target.name: "str"})
-    write(loaded, table[list(loaded.types)], table[loaded.target.name], out)
+    table = read(data, loaded.types_with_target)
+    write(loaded, table[list(loaded.types)], loaded.truth(table), out)
     typer.echo(out)
 
 
@@ -221,10 +232,11 @@ def export(
     out: Annotated[Path, typer.Option(help="ONNX file for the graph.")] = Path("model.onnx"),
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a model as an ONNX graph that takes rows as they are and predicts in the target's own units.
+    """Write a model as an ONNX graph that takes raw rows and predicts in the target's own unit.
 
-    Its input x has one column for each column of the table that is used. Numbers are given as they are, NaN where missing; categories as
-    their place, from 0, in the list that the file's metadata hold. A place that is not in the list gives NaN.
+    Its input x has one column for each column of the table that is used. A number is given unscaled, NaN
+    where missing; a category by its place, from 0, in the list in the file's metadata. Any other place gives
+    NaN.
     """
     _check_free(out, overwrite)
     from .io.program import export_onnx
@@ -233,16 +245,17 @@ def export(
     loaded = TableModel.load(model)
     export_onnx(loaded, out)
     rows = {}
-    for i, column in enumerate(loaded.encoder.columns):
-        categories = getattr(column, "categories", None)
-        places = "a number, NaN if missing" if categories is None else _places(categories)
-        rows[f"x[:, {i}]  {column.name}"] = places
-    if loaded.target.classes is None:
-        rows[f"outputs for {loaded.target.name}"] = "mean, variance, epistemic, aleatoric"
+    numeric = list(loaded.encoder.medians)
+    if len(numeric) > SHOWN:
+        rows[f"x[:, :{len(numeric)}]"] = f"{_places(numeric)}: numbers, NaN if missing"
     else:
-        rows[f"outputs for {loaded.target.name}"] = (
-            f"probabilities ({_places(loaded.target.classes)}), entropy, mutual_information"
-        )
+        rows |= {f"x[:, {i}]  {name}": "a number, NaN if missing" for i, name in enumerate(numeric)}
+    for i, (name, categories) in enumerate(loaded.encoder.categories.items(), len(numeric)):
+        rows[f"x[:, {i}]  {name}"] = _places(categories)
+    outputs = "mean, variance, epistemic, aleatoric"
+    if loaded.target.classes is not None:
+        outputs = f"probabilities ({_places(loaded.target.classes)}), entropy, mutual_information"
+    rows[f"outputs for {loaded.target.name}"] = outputs
     _print(f"{model} → {out}", rows)
 
 
@@ -250,7 +263,7 @@ def export(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the report and the figure.")] = Path("demo"),
 ) -> None:
-    """Fit two data sets that scikit-learn carries, show what uncertainty adds, write a report and draw a figure."""
+    """Fit two of scikit-learn's data sets, show what uncertainty adds, write a report and draw a figure."""
     from .demo import demo as run
 
     run(out)
@@ -260,28 +273,30 @@ def main() -> None:
     app()
 
 
-def _judged(folder: Path, data: Path) -> tuple[Any, Any, Any]:
-    """A model, its predictions for a table and the truth."""
+def _judged(model: TableModel, data: Path) -> tuple[Predictive, Tensor]:
+    """Predictions for a table, and the truth."""
     import torch
 
     from .predictive import concatenate
-    from .table.encoding import chunks
-    from .table.model import TableModel
+    from .table.reading import chunks
 
-    model = TableModel.load(folder)
-    parts = [
-        (model.predictive(part), model.target.encode(part[model.target.name]))
-        for part in chunks(data, {**model.types, model.target.name: "str"})
-    ]
-    return model, concatenate([p for p, _ in parts]), torch.cat([y for _, y in parts])
+    parts = [(model.predict(part), model.values(part)) for part in chunks(data, model.types_with_target)]
+    return concatenate([p for p, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def _measures(p: Predictive, y: Tensor) -> dict[str, str]:
+    from .inspect import metrics
+
+    return {name: _shown(value) for name, value in metrics.summary(p, y).items()}
 
 
 def _check_free(out: Path, overwrite: bool, is_folder: bool = False) -> None:
-    """Refuse, before any work is done, a place that is taken or cannot be written to."""
+    """Refuse, before any work is done, a place that exists or cannot be written to."""
     if out.exists() and (not overwrite or out.is_dir() != is_folder):
         remedy = ", or --overwrite to replace it" if out.is_dir() == is_folder else ""
         raise FileExistsError(
-            f"{out} exists{' and is a folder' * (out.is_dir() and not is_folder)}; give another --out{remedy}."
+            f"{out} exists{' and is a folder' * (out.is_dir() and not is_folder)}; "
+            f"give another --out{remedy}."
         )
     folder = next(parent for parent in out.absolute().parents if parent.exists())
     try:
@@ -302,9 +317,9 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda text: progress.update(task, description=text)
 
 
-def _places(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(f"{i} {name or '(missing)'}" for i, name in enumerate(names[:most]))
-    return shown + ", …" * (len(names) > most)
+def _places(names: Sequence[str]) -> str:
+    shown = ", ".join(f"{i} {name or '(missing)'}" for i, name in enumerate(names[:SHOWN]))
+    return shown + ", …" * (len(names) > SHOWN)
 
 
 def _print(title: str, rows: dict[str, str]) -> None:

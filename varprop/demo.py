@@ -1,4 +1,4 @@
-"""What `varprop demo` shows: real data, a plain network and the same network with uncertainty, and a picture."""
+"""What `varprop demo` shows: a plain network on real data, the same with uncertainty, and a figure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import math
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -20,6 +19,7 @@ from .inspect import metrics
 from .methods import DETERMINISTIC, DVI, VBP, Method
 from .objectives import ELBO
 from .posterior import variational
+from .predictive import ClassPredictive, Regression
 from .reporting import report
 from .training.loop import fit
 
@@ -27,15 +27,15 @@ METHODS = {"plain network": DETERMINISTIC, "VBP": VBP}
 
 
 def demo(out: str | Path = "demo") -> None:
-    """Fit diabetes and digits, print how well each network knows what it does not know, and draw a regression with its band."""
+    """Fit diabetes and digits, print how calibrated each network is, and draw a regression with its band."""
     console = Console()
-    console.print("[bold]diabetes[/]: 442 patients, 10 measurements, progress of the disease after a year")
+    console.print("[bold]diabetes[/]: 442 patients, 10 measurements; progress of the disease after a year")
     console.print(_table("test log-likelihood", "RMSE", "in 90 % interval", **_diabetes()))
     console.print("[bold]digits[/]: 1797 images of 8 × 8 pixels, a small convolutional network")
     console.print(
         _table("test log-likelihood", "error", "calibration error", **_digits(Path(out) / "report.html"))
     )
-    console.print(f"A page about the last of these networks: {Path(out) / 'report.html'}")
+    console.print(f"A report on the last of these networks: {Path(out) / 'report.html'}")
     console.print(f"A regression with its uncertainty: {_curve(Path(out) / 'regression.png')}")
 
 
@@ -43,7 +43,7 @@ def _objective(
     net: nn.Module, method: Method, likelihood: likelihoods.Likelihood, precision: float, n: int
 ) -> ELBO:
     net = copy.deepcopy(net)
-    if method is VBP:
+    if not method.deterministic:
         variational(net)
     return ELBO(net, method, likelihood, priors.Normal(precision), n_data=n)
 
@@ -59,7 +59,8 @@ def _diabetes() -> dict[str, list[float]]:
     for name, method in METHODS.items():
         elbo = _objective(net, method, likelihoods.Normal(), 10.0, len(x_train))
         fit(elbo, (x_train, y_train), epochs=150, batch_size=32, schedule="cosine")
-        p: Any = elbo.predict(x_test)
+        p = elbo.predict(x_test)
+        assert isinstance(p, Regression)
         likelihood = metrics.log_likelihood(p, y_test) - math.log(scale)
         rows[name] = [
             float(likelihood),
@@ -88,7 +89,8 @@ def _digits(page: Path) -> dict[str, list[float]]:
     for name, method in METHODS.items():
         elbo = _objective(net, method, likelihoods.Categorical(), 1.0, len(x_train))
         history = fit(elbo, (x_train, y_train), epochs=20, lr=0.005, schedule="cosine")
-        p: Any = elbo.predict(x_test)
+        p = elbo.predict(x_test)
+        assert isinstance(p, ClassPredictive)
         error = (p.probs.argmax(1) != y_test).float().mean()
         rows[name] = [float(metrics.log_likelihood(p, y_test)), float(error), float(metrics.ece(p, y_test))]
     report(elbo, x_test, y_test, page, history)
@@ -96,7 +98,7 @@ def _digits(page: Path) -> dict[str, list[float]]:
 
 
 def _curve(out: Path) -> Path:
-    """A noisy sine, seen on both sides of a gap, by two methods."""
+    """A noisy sine with a gap in the data, fitted by two methods."""
     generator = torch.Generator().manual_seed(1)
     x = torch.cat(
         [torch.rand(120, 1, generator=generator) * 2 - 3, torch.rand(120, 1, generator=generator) * 2 + 1]
@@ -115,21 +117,22 @@ def _curve(out: Path) -> Path:
 
 
 def draw(fits: dict[str, ELBO], x: Tensor, y: Tensor, path: Path) -> Path:
-    """Data, mean and 90 % band of regressions in one dimension; the inner band is what more data would remove."""
+    """Data, mean and 90 % band of regressions in one dimension; the inner band is epistemic."""
     from matplotlib.figure import Figure
 
     grid = torch.linspace(float(x.min()) - 2, float(x.max()) + 2, 400).unsqueeze(-1)
     axis = grid.flatten()
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for axes, (name, elbo) in zip(figure.subplots(1, len(fits), sharey=True), fits.items(), strict=True):
-        p: Any = elbo.predict(grid)
+        p = elbo.predict(grid)
+        assert isinstance(p, Regression)
         low, high = p.interval(0.9)
         spread = NormalDist().inv_cdf(0.95) * p.epistemic.sqrt()
         axes.fill_between(
             axis, low.flatten(), high.flatten(), color="#9ecae1", alpha=0.5, lw=0, label="90 % of new data"
         )
         inner = ((p.mean + sign * spread).flatten() for sign in (-1, 1))
-        axes.fill_between(axis, *inner, color="#3182bd", alpha=0.4, lw=0, label="of it, from unknown weights")
+        axes.fill_between(axis, *inner, color="#3182bd", alpha=0.4, lw=0, label="epistemic part of it")
         axes.plot(axis, p.mean.flatten(), color="#08519c", lw=1.8, label="mean")
         axes.plot(x.flatten(), y.flatten(), ".", color="#333333", ms=3, label="data")
         axes.set(xlabel="x", title=name)

@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 
 from . import moments
-from .gaussian import Activation, Gaussian
+from .gaussian import Activation, Gaussian, move
 from .likelihoods import Likelihood, check_target
 from .methods.base import Call, Method, Value
 from .posterior import posteriors
-from .predictive import NormalPredictive, Predictive, mixture, per_datum
+from .predictive import NormalPredictive, Predictive, concatenate, mixture, per_datum
 from .priors import Prior
 
 
@@ -137,12 +138,16 @@ class ELBO(nn.Module):
         return sum(kls[1:], kls[0]) if kls else next(self.net.parameters()).new_zeros(())
 
     @torch.no_grad()
-    def predict(self, x: Activation, samples: int | None = None) -> Predictive:
+    def predict(self, x: Activation, samples: int | None = None, batch_size: int | None = None) -> Predictive:
         """The predictive distribution at x.
 
         :param samples: number of passes of a sampling method; other methods need one pass and take no
             `samples`.
+        :param batch_size: rows that pass through the network at once; all by default.
         """
+        if batch_size is not None:
+            rows = [slice(i, i + batch_size) for i in range(0, max(x.shape[0], 1), batch_size)]
+            return concatenate([self.predict(move(itemgetter(part), x), samples) for part in rows])
         if not self.method.samples:
             if samples is not None:
                 raise ValueError(f"predict: {self.method.name} draws no samples; leave `samples` out.")

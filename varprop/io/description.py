@@ -1,10 +1,12 @@
-"""Descriptions: the parts of a model as plain JSON, and the parts made again. Nothing is called but what the tables here name."""
+"""The parts of a model as plain JSON, and back. Only what the tables here name is ever called."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,97 +18,52 @@ from ..methods import METHODS, Method, vbp
 from ..objectives import ELBO
 from ..posterior import centred, is_random, variational
 
+if TYPE_CHECKING:
+    from ..sklearn import BayesianMLP
+
 Part = TypeVar("Part")
+Description: TypeAlias = dict[str, Any]
+"""What JSON holds: nothing is known about the values of a file until they are used."""
 
 
 class ModelFileError(ValueError):
-    """A model that cannot be written as a file, or a file that is no model."""
+    """A model that cannot be saved, or a folder that holds no model."""
 
 
-def _by_name(kinds: Iterable[type]) -> dict[str, type]:
-    return {kind.__name__: kind for kind in kinds}
-
-
-LAYERS = _by_name(
-    getattr(nn, name)
+SHAPES = "Flatten Unflatten Identity PixelShuffle PixelUnshuffle ChannelShuffle Upsample"
+WEIGHTED = "Linear Embedding EmbeddingBag PReLU LayerNorm GroupNorm RMSNorm"
+DROPOUTS = "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout"
+ACTIVATIONS = (
+    "ReLU LeakyReLU ReLU6 Hardtanh Hardsigmoid Softshrink Tanh Sigmoid GELU SiLU Mish Softplus ELU SELU CELU "
+    "LogSigmoid Softsign Tanhshrink Hardswish Softmax LogSoftmax Softmin Softmax2d GLU"
+)
+IN_DIMENSIONS = (
+    "Conv ConvTranspose MaxPool AvgPool AdaptiveMaxPool AdaptiveAvgPool BatchNorm InstanceNorm "
+    "ZeroPad ConstantPad ReflectionPad ReplicationPad"
+)
+LAYERS: dict[str, type[nn.Module]] = {
+    name: getattr(nn, name)
     for name in (
-        *(
-            "Linear",
-            "Embedding",
-            "EmbeddingBag",
-            "Flatten",
-            "Unflatten",
-            "Identity",
-            "PixelShuffle",
-            "PixelUnshuffle",
-            "ChannelShuffle",
-        ),
-        *(
-            f"{kind}{n}d"
-            for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool")
-            for n in (1, 2, 3)
-        ),
-        *(
-            f"{kind}{n}d"
-            for kind in (
-                "BatchNorm",
-                "InstanceNorm",
-                "ZeroPad",
-                "ConstantPad",
-                "ReflectionPad",
-                "ReplicationPad",
-            )
-            for n in (1, 2, 3)
-        ),
-        *("Upsample", "Softmax", "LogSoftmax", "Softmin", "Softmax2d", "GLU"),
-        *(
-            "LayerNorm",
-            "GroupNorm",
-            "RMSNorm",
-            "Dropout",
-            "Dropout1d",
-            "Dropout2d",
-            "Dropout3d",
-            "AlphaDropout",
-            "FeatureAlphaDropout",
-        ),
-        *(
-            "ReLU",
-            "LeakyReLU",
-            "PReLU",
-            "ReLU6",
-            "Hardtanh",
-            "Hardsigmoid",
-            "Softshrink",
-            "Tanh",
-            "Sigmoid",
-            "GELU",
-            "SiLU",
-            "Mish",
-        ),
-        *("Softplus", "ELU", "SELU", "CELU", "LogSigmoid", "Softsign", "Tanhshrink", "Hardswish"),
+        *f"{SHAPES} {WEIGHTED} {DROPOUTS} {ACTIVATIONS}".split(),
+        *(f"{kind}{n}d" for kind in IN_DIMENSIONS.split() for n in (1, 2, 3)),
     )
-)
+}
 """The layers that a file may name. Nothing else in a file is ever looked up or called."""
-PRIORS = _by_name(
-    (priors.Normal, priors.FanIn, priors.Centred, priors.LogUniform, priors.EmpiricalBayes, priors.Horseshoe)
-)
-LIKELIHOODS = _by_name(
-    (
-        likelihoods.Normal,
-        likelihoods.HeteroscedasticNormal,
-        likelihoods.Categorical,
-        likelihoods.Bernoulli,
-        likelihoods.MultiLabel,
-    )
-)
+PRIORS: dict[str, type[priors.Prior]] = {
+    name: getattr(priors, name)
+    for name in ("Normal", "FanIn", "Centred", "LogUniform", "EmpiricalBayes", "Horseshoe")
+}
+LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
+    name: getattr(likelihoods, name)
+    for name in ("Normal", "HeteroscedasticNormal", "Categorical", "Bernoulli", "MultiLabel")
+}
 
 
-# ------------------------------------------------------------------------------------------------------------- objectives
+# ------------------------------------------------------------------------------------------------- objectives
 
 
-def describe_objective(elbo: ELBO) -> dict[str, Any]:
-    """An objective without its values; None for a part that only its owner can make again."""
+def describe_objective(elbo: ELBO) -> Description:
+    """An objective without its values; None for a part that a file cannot describe."""
     return {
         "net": describe_net(elbo.net),
         "method": describe_method(elbo.method),
@@ -117,30 +74,40 @@ def describe_objective(elbo: ELBO) -> dict[str, Any]:
     }
 
 
-def make_objective(description: Mapping[str, Any], given: Mapping[str, Any]) -> ELBO:
+@dataclass(frozen=True)
+class Given:
+    """The parts of an objective that the caller of `load` passes, because the file does not describe them."""
+
+    net: nn.Module | None = None
+    method: Method | None = None
+    likelihood: likelihoods.Likelihood | None = None
+    prior: priors.Prior | None = None
+
+
+def make_objective(description: Description, given: Given) -> ELBO:
     """An objective without values, of the parts that are given and, for the others, as described."""
-    makers = {"net": make_net, "method": make_method, "likelihood": _make_likelihood, "prior": make_prior}
     # On the meta device nothing is allocated, whatever size a file claims.
     with torch.device("meta"):
-        parts: dict[str, Any] = {
-            name: make(description[name]) if given[name] is None else given[name]
-            for name, make in makers.items()
-        }
-    return ELBO(**parts, n_data=description["n_data"], kl_z_weight=description["kl_z_weight"])
+        net = make_net(description["net"]) if given.net is None else given.net
+        method = given.method or make_method(description["method"])
+        likelihood = given.likelihood or _make(LIKELIHOODS, description["likelihood"])
+        prior = given.prior or make_prior(description["prior"])
+    options = {name: description[name] for name in ("n_data", "kl_z_weight")}
+    return ELBO(net, method, likelihood, prior, **options)
 
 
-def describe_net(net: nn.Module) -> dict[str, Any] | None:
+def describe_net(net: nn.Module) -> Description | None:
     shared = len(list(net.modules())) < len(list(net.named_modules(remove_duplicate=False)))
     return None if shared else _describe_layer(net)
 
 
-def _describe_layer(layer: nn.Module) -> dict[str, Any] | None:
+def _describe_layer(layer: nn.Module) -> Description | None:
     if type(layer) is nn.Sequential:
         layers = {name: _describe_layer(child) for name, child in layer.named_children()}
         return None if None in layers.values() else {"type": "Sequential", "layers": layers}
     if type(layer) is not LAYERS.get(type(layer).__name__):
         return None
-    description: dict[str, Any] = {"type": type(layer).__name__, "arguments": _arguments(layer)}
+    description: Description = {"type": type(layer).__name__, "arguments": _arguments(layer)}
     if is_random(layer):
         factored, horseshoe = hasattr(layer, "weight_logvar_out"), hasattr(layer, "scales")
         description["posterior"] = "horseshoe" if horseshoe else "factored" if factored else "full"
@@ -149,8 +116,8 @@ def _describe_layer(layer: nn.Module) -> dict[str, Any] | None:
     return description
 
 
-def _arguments(part: Any) -> dict[str, Any]:
-    """A part's constructor arguments, which torch and this package keep as attributes of the same names."""
+def _arguments(part: object) -> Description:
+    """A part's constructor arguments, which torch and this package keep as attributes of the same name."""
     names = inspect.signature(type(part)).parameters.keys() - {"device", "dtype", "inplace"}
     values = {name: getattr(part, name) for name in sorted(names) if hasattr(part, name)}
     return {
@@ -159,7 +126,7 @@ def _arguments(part: Any) -> dict[str, Any]:
     }
 
 
-def _make(kinds: Mapping[str, type[Part]], description: Mapping[str, Any]) -> Part:
+def _make(kinds: Mapping[str, type[Part]], description: Description) -> Part:
     arguments = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in description["arguments"].items()
@@ -167,7 +134,7 @@ def _make(kinds: Mapping[str, type[Part]], description: Mapping[str, Any]) -> Pa
     return kinds[description["type"]](**arguments)
 
 
-def make_net(description: dict[str, Any]) -> nn.Module:
+def make_net(description: Description) -> nn.Module:
     if description["type"] == "Sequential":
         net = nn.Sequential()
         for name, child in description["layers"].items():
@@ -181,22 +148,19 @@ def make_net(description: dict[str, Any]) -> nn.Module:
     return layer
 
 
-def describe_method(method: Method) -> dict[str, Any] | None:
-    name = method.name.lower().partition("(")[0]
-    if name not in METHODS:
+def describe_method(method: Method) -> Description | None:
+    """A method of the library by its key in METHODS and its slope; None for one with rules of its own."""
+    if method.key is None:
         return None
-    slope = None if method.slope in (None, float("inf")) else method.slope
-    known = make_method({"name": name, "slope": slope})
-    # Equal rules are equal in print, though each partial is equal only to itself; a row added or replaced shows.
-    return {"name": name, "slope": slope} if str(method.rules) == str(known.rules) else None
+    return {"name": method.key, "slope": None if method.slope in (None, math.inf) else method.slope}
 
 
-def make_method(description: dict[str, Any]) -> Method:
+def make_method(description: Description) -> Method:
     slope = description["slope"]
     return METHODS[description["name"]] if slope is None else vbp(slope)
 
 
-def _describe_likelihood(likelihood: likelihoods.Likelihood) -> dict[str, Any] | None:
+def _describe_likelihood(likelihood: likelihoods.Likelihood) -> Description | None:
     if type(likelihood) is not LIKELIHOODS.get(type(likelihood).__name__):
         return None
     arguments = _arguments(likelihood)
@@ -205,43 +169,38 @@ def _describe_likelihood(likelihood: likelihoods.Likelihood) -> dict[str, Any] |
     return {"type": type(likelihood).__name__, "arguments": arguments}
 
 
-def _make_likelihood(description: dict[str, Any]) -> likelihoods.Likelihood:
-    return _make(LIKELIHOODS, description)
-
-
-def describe_prior(prior: priors.Prior) -> dict[str, Any] | None:
+def describe_prior(prior: priors.Prior) -> Description | None:
     if type(prior) is not PRIORS.get(type(prior).__name__):
         return None
     return {"type": type(prior).__name__, "arguments": _arguments(prior)}
 
 
-def make_prior(description: dict[str, Any]) -> priors.Prior:
+def make_prior(description: Description) -> priors.Prior:
     return _make(PRIORS, description)
 
 
-# ------------------------------------------------------------------------------------------------------------- estimators
+# ------------------------------------------------------------------------------------------------- estimators
 
 
-def describe_estimator(estimator: Any) -> dict[str, Any]:
-    learned = {
-        name: value
-        for name, value in vars(estimator).items()
-        if name.endswith("_") and name not in ("members_", "elbo_")
-    }
+def describe_estimator(
+    kind: str, parameters: Mapping[str, object], learned: Mapping[str, object]
+) -> Description:
+    """An estimator without its networks."""
     return {
-        "type": type(estimator).__name__,
-        "parameters": {name: _plain(name, value) for name, value in estimator.get_params(deep=False).items()},
+        "type": kind,
+        "parameters": {name: _plain(name, value) for name, value in parameters.items()},
         "learned": {name: _plain(name, value) for name, value in learned.items()},
     }
 
 
-def make_estimator(description: dict[str, Any], members: list[Any]) -> Any:
-    from ..estimators import BayesianMLPClassifier, BayesianMLPRegressor
+def make_estimator(description: Description, members: list[ELBO]) -> BayesianMLP:
+    from ..sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
-    kinds = _by_name((BayesianMLPClassifier, BayesianMLPRegressor))
-    estimator: Any = kinds[description["type"]](
-        **{name: _value(plain) for name, plain in description["parameters"].items()}
-    )
+    kinds: dict[str, type[BayesianMLP]] = {
+        kind.__name__: kind for kind in (BayesianMLPClassifier, BayesianMLPRegressor)
+    }
+    parameters = {name: _value(plain) for name, plain in description["parameters"].items()}
+    estimator = kinds[description["type"]](**parameters)
     for name, plain in description["learned"].items():
         if name.startswith("_") or not name.endswith("_"):
             raise ValueError(f"{name} is not learned by fit")
@@ -250,8 +209,8 @@ def make_estimator(description: dict[str, Any], members: list[Any]) -> Any:
     return estimator
 
 
-def _plain(name: str, value: Any) -> Any:
-    """A parameter or learned value as JSON: a plain value as it is, anything else under the name of its kind."""
+def _plain(name: str, value: object) -> object:
+    """A parameter or learned value as JSON: a plain value, or anything else under the name of its kind."""
     if isinstance(value, np.generic):
         value = value.item()
     match value:
@@ -262,18 +221,16 @@ def _plain(name: str, value: Any) -> Any:
         case np.ndarray() if value.dtype.kind in "biufU" or all(isinstance(item, str) for item in value.flat):
             return {"array": value.tolist(), "dtype": value.dtype.str}
         case pd.DataFrame():
-            # Epochs of several fits may have different columns; what is missing is null.
-            return {
-                "table": {
-                    str(column): [None if x != x else x for x in value[column].tolist()] for column in value
-                }
-            }
+            # Epochs of several fits may have different columns; a missing value is null.
+            columns = {str(name): value[name].tolist() for name in value}
+            return {"table": {name: [None if x != x else x for x in xs] for name, xs in columns.items()}}
         case priors.Prior() if describe_prior(value):
             return {"prior": describe_prior(value)}
         case Method() if describe_method(value):
             return {"method": describe_method(value)}
     raise ModelFileError(
-        f"save: the estimator's {name} is a {type(value).__name__}, which a model file cannot hold; use a plain value."
+        f"save: the estimator's {name} is a {type(value).__name__}, which a model file cannot hold; "
+        f"use a plain value."
     )
 
 

@@ -1,11 +1,11 @@
-"""Model files: a folder with the weights as safetensors and everything else as JSON. Loading runs no code from it."""
+"""Model files: a folder with the weights as safetensors and the rest as JSON. Loading runs no code."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,40 +14,48 @@ from torch import Tensor, nn
 
 from ..likelihoods import Likelihood
 from ..methods import Method
+from ..model import Fitted
 from ..objectives import ELBO
 from ..priors import Prior
 from .description import (
+    Description,
+    Given,
     ModelFileError,
-    describe_estimator,
     describe_objective,
     make_estimator,
     make_objective,
 )
 from .storage import replacing
 
-FORMAT = 1
+FORMAT = 2
+"""What this version writes; it reads format 1 too, in which the numbers of a table were scaled twice."""
 DESCRIPTION = "model.json"
 
 
-def save(model: Any, folder: str | Path, *, preprocessing: Mapping[str, Any] | None = None) -> None:
+def save(
+    model: ELBO | Fitted, folder: str | Path, *, preprocessing: Mapping[str, object] | None = None
+) -> None:
     """Write a trained objective or a fitted estimator to a folder: `model.json` and the weights it names.
 
-    A network of nested `nn.Sequential` with layers of `torch.nn` is described in the file; of any other, and of a method, likelihood or
-    prior of your own, only the weights are kept, and `load` wants the part itself. The description is replaced last and as a whole, so
-    that a save that fails leaves the model that was there.
+    A network of nested `nn.Sequential` with layers of `torch.nn` is described in the file. Of any other
+    network, and of a method, likelihood or prior that is not the library's, only the weights are kept, and
+    `load` has to be given the part. The description is replaced last and in one step, so that a failed save
+    leaves the old model.
 
-    :param preprocessing: what was done to the data, as anything JSON can hold; `modelfile.preprocessing(folder)` gives it back.
+    :param preprocessing: what was done to the data, as anything that JSON can hold; `preprocessing(folder)`
+        reads it.
     """
-    members = [model] if isinstance(model, ELBO) else _members(model)
-    description = {
-        "preprocessing": dict(preprocessing or {}),
-        "objective": describe_objective(members[0]),
-        "members": len(members),
-        "estimator": None if isinstance(model, ELBO) else describe_estimator(model),
-    }
-    write(
-        folder, description, (members[0] if isinstance(model, ELBO) else nn.ModuleList(members)).state_dict()
-    )
+    if not isinstance(model, ELBO | Fitted):
+        raise ModelFileError(
+            f"save: {type(model).__name__} is neither an ELBO nor one of varprop's estimators."
+        )
+    description: Description = {"preprocessing": dict(preprocessing or {}), "estimator": None}
+    members: Sequence[ELBO] = [model] if isinstance(model, ELBO) else model.model_.members
+    if isinstance(model, Fitted):
+        description |= model.description()
+    description |= {"objective": describe_objective(members[0]), "members": len(members)}
+    weights = members[0] if description["estimator"] is None else nn.ModuleList(members)
+    write(folder, description, weights.state_dict())
 
 
 def load(
@@ -58,10 +66,11 @@ def load(
     likelihood: Likelihood | None = None,
     prior: Prior | None = None,
 ) -> Any:
-    """Read what `save` wrote, an objective or an estimator, on the CPU.
+    """Read what `save` wrote, an objective or an estimator, onto the CPU.
 
-    :param net: the network, where the file cannot describe it (made random as it was); it takes the values of the file.
-    :param method: the method, likewise, as `likelihood` and `prior`.
+    :param net: the network, if the file cannot describe it, with random weights like the saved one; it takes
+        the values of the file.
+    :param method: the method, if the file cannot describe it; so are `likelihood` and `prior`.
 
     >>> import tempfile
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
@@ -73,49 +82,35 @@ def load(
     True
     """
     description, weights = read(folder)
-    given = {"net": net, "method": method, "likelihood": likelihood, "prior": prior}
+    given = Given(net, method, likelihood, prior)
     try:
         objective, estimator = description["objective"], description["estimator"]
-        for name, part in given.items():
+        for name, part in vars(given).items():
             if part is None and objective[name] is None:
                 _refuse(folder, f"does not describe its {name}; pass it, as in load(folder, {name}=...)")
         if estimator is None:
             elbo = make_objective(objective, given)
             elbo.load_state_dict(weights, assign=True)
             return elbo.eval()
-        members = nn.ModuleList(make_objective(objective, given) for _ in range(description["members"]))
-        members.load_state_dict(weights, assign=True)
-        return make_estimator(estimator, list(members.eval()))
+        members = [make_objective(objective, given) for _ in range(description["members"])]
+        nn.ModuleList(members).eval().load_state_dict(weights, assign=True)
+        return make_estimator(estimator, members)
     except ModelFileError:
         raise
-    except Exception as error:  # whatever a constructor makes of arguments that no save has written
+    except Exception as error:  # a constructor may raise anything on arguments that no save has written
         _refuse(folder, f"does not fit its weights or the parts given ({_first_line(error)})", error)
 
 
-def preprocessing(folder: str | Path) -> dict[str, Any]:
+def preprocessing(folder: str | Path) -> Description:
     """The preprocessing that was saved with a model."""
     return read(folder)[0]["preprocessing"]
 
 
-def _members(estimator: Any) -> list[ELBO]:
-    from sklearn.exceptions import NotFittedError
-
-    from ..estimators import BayesianMLPClassifier, BayesianMLPRegressor
-
-    if type(estimator) not in (BayesianMLPClassifier, BayesianMLPRegressor):
-        raise ModelFileError(
-            f"save: {type(estimator).__name__} is neither an ELBO nor one of varprop's estimators."
-        )
-    if not hasattr(estimator, "members_"):
-        raise NotFittedError(f"save: this {type(estimator).__name__} is not fitted yet; call fit first.")
-    return estimator.members_
+# -------------------------------------------------------------------------------------------------- the files
 
 
-# ------------------------------------------------------------------------------------------------------------- the files
-
-
-def write(folder: str | Path, description: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write a description and its weights so that a reader finds the old pair or the new one, and no mixture."""
+def write(folder: str | Path, description: Mapping[str, object], weights: Mapping[str, Tensor]) -> None:
+    """Write a description and its weights so that a reader finds either the old pair or the new one."""
     from .. import __version__
 
     folder = Path(folder)
@@ -123,7 +118,7 @@ def write(folder: str | Path, description: Mapping[str, Any], weights: Mapping[s
         {name: value.detach().cpu().contiguous().clone() for name, value in weights.items()}
     )
     try:
-        # Through JSON once, so that the checksum is of what a reader will see: tuples as lists, keys as strings.
+        # The checksum is of what a reader will see: tuples as lists, keys as strings.
         full = json.loads(
             json.dumps({"format": FORMAT, "varprop": __version__, **description}, allow_nan=False)
         )
@@ -144,7 +139,7 @@ def write(folder: str | Path, description: Mapping[str, Any], weights: Mapping[s
             other.unlink(missing_ok=True)
 
 
-def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read(folder: str | Path) -> tuple[Description, dict[str, Tensor]]:
     """The description and the weights of a folder, checked to be what was written."""
     folder = Path(folder)
     try:
@@ -160,7 +155,8 @@ def read(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         writer = str(description.get("varprop"))[:20]
         _refuse(
             folder,
-            f"was written by varprop {writer} in format {version}, this version reads up to {FORMAT}; upgrade varprop",
+            f"was written by varprop {writer} in format {version}, this version reads up to {FORMAT}; "
+            f"upgrade varprop",
         )
     checksum = description.pop("sha256")
     try:
@@ -179,7 +175,7 @@ def _weights(folder: Path, checksum: str) -> Path:
     return folder / f"weights-{checksum[:16]}.safetensors"
 
 
-def _checksum(description: Mapping[str, Any], weights: bytes) -> str:
+def _checksum(description: Mapping[str, object], weights: bytes) -> str:
     text = json.dumps(description, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode() + b"\0" + weights).hexdigest()
 

@@ -12,7 +12,7 @@ from typing import IO
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[IO[bytes]]:
-    """Write a file beside `path` and move it there once it is complete and on disk; on an error `path` stays as it was."""
+    """Write a file beside `path` and move it there once it is complete; on an error `path` is unchanged."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # With the process in its name, so that two writers spoil nothing for each other.

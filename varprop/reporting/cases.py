@@ -1,4 +1,4 @@
-"""Single cases of a data set: those a model is surest and least sure of, as rows of a table or as images."""
+"""Single cases: the most and the least certain ones, as rows of a table or as images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,7 +43,7 @@ class Group:
 def extremes(
     p: Predictive, y: Tensor, x: Tensor | pd.DataFrame, classes: Sequence[str] | None
 ) -> list[Group]:
-    """The least and the most certain cases of a prediction with one target a case."""
+    """The least and the most certain cases, for a prediction with one target for each case."""
     if isinstance(p, ClassPredictive) and p.probs.dim() == 2 and classes is not None:
         spread, shown = p.entropy, _class_columns(p, y, classes)
     elif isinstance(p, Regression) and p.mean.numel() == len(y):
@@ -54,8 +53,10 @@ def extremes(
     order = spread.argsort(stable=True).tolist()
     n = min(IMAGES if _are_images(x) else ROWS, len(order) // 2)
     chosen = {"Least certain": order[::-1][:n], "Most certain": order[:n]}
-    make: Any = _images if _are_images(x) else _rows
-    return [make(title, rows, shown, x) for title, rows in chosen.items() if rows]
+    if isinstance(x, Tensor) and _are_images(x):
+        return [_images(title, rows, shown, x) for title, rows in chosen.items() if rows]
+    table = x if isinstance(x, pd.DataFrame) else pd.DataFrame()
+    return [_rows(title, rows, shown, table) for title, rows in chosen.items() if rows]
 
 
 def _class_columns(p: ClassPredictive, y: Tensor, classes: Sequence[str]) -> pd.DataFrame:
@@ -80,8 +81,8 @@ def _number_columns(p: Regression, y: Tensor) -> pd.DataFrame:
     return table
 
 
-def _rows(title: str, rows: Sequence[int], shown: pd.DataFrame, x: Tensor | pd.DataFrame) -> Group:
-    inputs = (x if isinstance(x, pd.DataFrame) else pd.DataFrame()).iloc[:, :COLUMNS]
+def _rows(title: str, rows: Sequence[int], shown: pd.DataFrame, x: pd.DataFrame) -> Group:
+    inputs = x.iloc[:, :COLUMNS]
     judged = shown.drop(columns="wrong")
     cases = []
     for i in rows:
@@ -114,15 +115,16 @@ def _are_images(x: Tensor | pd.DataFrame) -> bool:
     return isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] in (1, 3) and min(x.shape[2:]) > 1
 
 
-def as_text(value: Any) -> str:
-    """A value from the data for a reader: four digits, and nothing where there is none."""
+def as_text(value: object) -> str:
+    """A value of the data for a reader: four digits, or all before the point; nothing where it is missing."""
     if isinstance(value, float | np.floating):
-        return "" if np.isnan(value) else f"{value:.4g}"
+        digits = ".0f" if 1e4 <= abs(float(value)) < 1e15 else ".4g"
+        return "" if np.isnan(value) else format(value, digits)
     return "" if value is None or value is pd.NA else str(value)
 
 
 def as_png(image: Tensor) -> str:
-    """An image (channels, height, width), its values stretched to the full range, as a data URI; large ones are made small."""
+    """An image (channels, height, width) as a data URI: values stretched to the full range, size limited."""
     from matplotlib.image import imsave
 
     image = image.detach().float().cpu()

@@ -1,4 +1,4 @@
-"""The figures of a report, each an SVG that takes its ink and its letters from the page around it."""
+"""The figures of a report, each an SVG that takes its text colour and font from the page around it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure as Canvas
 
 BLUE, ORANGE, GREEN, RED, GREY = "#4a86c5", "#d9822b", "#4c9f70", "#cc5a52", "#8a9099"
 COLOURS = [BLUE, ORANGE, GREEN, RED, GREY]
-INK = "#010203"  # stands for the colour of the page's text, which CSS knows and matplotlib does not
+INK = "#010203"  # replaced by the colour of the page's text, which matplotlib does not know
 STYLE: Any = {
     "svg.fonttype": "none",
     "font.size": 9.5,
@@ -32,7 +32,7 @@ STYLE: Any = {
     "grid.linewidth": 0.6,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "text.parse_math": False,  # names come from the data, and a dollar sign in one is a dollar sign
+    "text.parse_math": False,  # names come from the data and may have dollar signs
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
 }
 BINS = 10
@@ -41,7 +41,7 @@ SMALL, MEDIUM, WIDE = (3.5, 3.0), (4.6, 3.3), (9.4, 4.6)
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing, what it says to those who do not see it, and how to read it."""
+    """A drawing, its alternative text, and a caption that says how to read it."""
 
     name: str
     svg: str
@@ -68,14 +68,14 @@ def figure(
         )
     text = out.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
-    # Several drawings share a page, so that each needs names of its own.
+    # Several drawings share a page, so their ids must differ.
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
     return Figure(
         name, re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL), alt, caption, wide=size > MEDIUM
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# --------------------------------------------------------------------------------------------------- training
 
 
 def learning_curves(history: pd.DataFrame) -> list[Figure]:
@@ -94,7 +94,7 @@ def learning_curves(history: pd.DataFrame) -> list[Figure]:
             values.iloc[len(history) // 20 :].min() for values in series.values() if values is not None
         )
         best = max(values.max() for values in series.values() if values is not None)
-        if best > worst:  # the first steps would press all the rest against the top
+        if best > worst:  # without the first steps, which would flatten the rest
             axes.set_ylim(worst - 0.05 * (best - worst), best + 0.05 * (best - worst))
         axes.set(xlabel="epoch", ylabel="nats per data point")
         axes.legend()
@@ -106,14 +106,18 @@ def learning_curves(history: pd.DataFrame) -> list[Figure]:
     curves = [
         figure(
             "learning",
-            f"Learning curves over {len(history)} epochs; the ELBO ends at {-history['loss'].iloc[-1]:.3g} nats per data point.",
-            "The bound on the evidence and its data fit, per data point; where part of the data was held out, its predictive "
-            "log-likelihood. Higher is better.",
+            f"Learning curves over {len(history)} epochs; the ELBO ends at {-history['loss'].iloc[-1]:.3g} "
+            "nats per data point.",
+            "The evidence lower bound (ELBO) and its data fit per data point, and the log-likelihood of the "
+            "held-out data, if there is any. Higher is better.",
             fit,
         )
     ]
     if "kl" in history:
-        alt = f"Divergence of the weights over {len(history)} epochs; it ends at {history['kl'].iloc[-1]:.4g} nats."
+        alt = (
+            f"Divergence of the weights over {len(history)} epochs; it ends at "
+            f"{history['kl'].iloc[-1]:.4g} nats."
+        )
         curves.append(
             figure(
                 "divergence",
@@ -125,13 +129,13 @@ def learning_curves(history: pd.DataFrame) -> list[Figure]:
     return curves
 
 
-# ---------------------------------------------------------------------------------------------------------- calibration
+# ------------------------------------------------------------------------------------------------ calibration
 
 
 def diagonal(
     name: str, curve: tuple[np.ndarray, np.ndarray], labels: tuple[str, str], caption: str
 ) -> Figure:
-    """A curve that ought to be the diagonal."""
+    """A curve that lies on the diagonal if the model is calibrated."""
     gap = float(np.abs(curve[1] - curve[0]).max())
 
     def draw(axes: Axes) -> None:
@@ -150,7 +154,7 @@ def diagonal(
 
 
 def pit_histogram(shares: np.ndarray, caption: str, n: int | None = None) -> Figure:
-    """Shares of the transform in equal bins, with a band for the chance of n draws."""
+    """Shares of the transform in equal bins, with a band of two standard errors for n data points."""
     k = len(shares)
 
     def draw(axes: Axes) -> None:
@@ -164,14 +168,15 @@ def pit_histogram(shares: np.ndarray, caption: str, n: int | None = None) -> Fig
 
     return figure(
         "pit",
-        f"Histogram of the probability integral transform; its density goes from {shares.min() * k:.2f} to {shares.max() * k:.2f}.",
+        f"Histogram of the probability integral transform; its density goes from {shares.min() * k:.2f} to "
+        f"{shares.max() * k:.2f}.",
         caption,
         draw,
         SMALL,
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- layers
+# ----------------------------------------------------------------------------------------------------- layers
 
 
 def layers(shares: Mapping[str, float], ratios: Mapping[str, np.ndarray]) -> list[Figure]:
@@ -200,8 +205,8 @@ def _bars(shares: Mapping[str, float]) -> Figure:
     return figure(
         "shares",
         f"Share of the output's variance by layer: {said}.",
-        "Variance of the output when only this layer's weights are random, over the variance when all are. What is left to 100 % is "
-        "made by layers together.",
+        "Variance of the output when only this layer's weights are random, over the variance when all are. "
+        "The rest to 100 % comes from the interaction of layers.",
         draw,
     )
 
@@ -226,7 +231,9 @@ def _signal_to_noise(decibels: Mapping[str, np.ndarray]) -> Figure:
 
     return figure(
         "snr",
-        f"Signal-to-noise of the weights; the median is {np.median(everything):.1f} dB, {(everything < 0).mean():.0%} are below 0 dB.",
-        "Signal-to-noise of the weights, by tensor. Left of 0 dB a weight does not know its own sign: such weights can be pruned.",
+        f"Signal-to-noise of the weights; the median is {np.median(everything):.1f} dB, "
+        f"{(everything < 0).mean():.0%} are below 0 dB.",
+        "Signal-to-noise ratio of the weights, by tensor. Left of 0 dB not even the sign of a weight is "
+        "certain, and the weight can be pruned.",
         draw,
     )

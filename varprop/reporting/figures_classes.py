@@ -1,4 +1,4 @@
-"""Figures of class predictions: against the truth, calibration, error, and where the entropy comes from."""
+"""Figures of class predictions: truth, calibration, error, and the parts of the entropy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from .figures import BINS, BLUE, GREY, INK, ORANGE, RED, SMALL, Figure, diagonal, figure, pit_histogram
 
 READABLE = 12
-"""As many classes as have room for names and counts."""
+"""Up to this many classes have room for names and counts."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,14 @@ def classification(c: Classes) -> dict[str, list[Figure]]:
                 "coverage",
                 (levels, covered),
                 ("nominal level", "coverage"),
-                "Share of cases whose class is in the set of likeliest classes that holds the nominal probability (the last class of a set "
-                "counts in part). Above the line the probabilities are too cautious, below too bold.",
+                "Share of cases whose class is in the smallest set of classes with the nominal probability "
+                "(the last class of a set counts in part). Above the line the model is underconfident, "
+                "below it is overconfident.",
             ),
             pit_histogram(
                 np.diff(covered),
-                "The same, level by level: how much of the truth falls at each level of the sets. Flat if calibrated; falling: too "
-                "cautious; rising: too bold.",
+                "The same, level by level: the share of cases that enter the sets at each level. Flat if "
+                "calibrated; falling: underconfident; rising: overconfident.",
             ),
         ],
         "uncertainty": [
@@ -76,8 +77,11 @@ def classification(c: Classes) -> dict[str, list[Figure]]:
 
 
 def coverage(c: Classes, levels: np.ndarray) -> np.ndarray:
-    """P(U ≤ level), which is the level if calibrated: U is uniform between the probability of all classes likelier than the true one, and
-    that with the true one added."""
+    """P(U ≤ level), which equals the level if the probabilities are calibrated.
+
+    U is uniform between the probability of all classes that are likelier than the true one, and that sum
+    with the true class added.
+    """
     own = c.probs[np.arange(len(c.y)), c.y]
     before = np.where(c.probs > own[:, None], c.probs, 0).sum(1)
     return np.clip((levels[:, None] - before) / np.maximum(own, 1e-12), 0, 1).mean(1)
@@ -91,7 +95,7 @@ def _confusion(c: Classes) -> Figure:
 
     def draw(axes: Axes) -> None:
         axes.grid(visible=False)
-        # From nothing to blue, so that empty cells are as light or as dark as the page.
+        # From transparent to blue, so that empty cells have the colour of the page.
         cmap = LinearSegmentedColormap.from_list("", [to_rgba(BLUE, 0), to_rgba(BLUE, 1)])
         axes.imshow(shares, cmap=cmap, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         axes.set(xlabel="predicted class", ylabel="true class")
@@ -148,7 +152,8 @@ def _reliability(c: Classes) -> Figure:
     return figure(
         "reliability",
         f"Reliability diagram; accuracy and confidence differ by {gap:.3f} on average.",
-        "Accuracy in groups of like confidence, with standard errors. On the dashed line the model is right as often as it says.",
+        "Accuracy in bins of confidence, with standard errors. On the dashed line the model is right as "
+        "often as it says.",
         draw,
         SMALL,
     )
@@ -172,16 +177,17 @@ def _rejection(c: Classes) -> Figure:
             ls="--",
             label="by an oracle",
         )
-        axes.set(xlabel="cases kept, surest first, %", ylabel="error among them, %", xlim=(0, 100))
+        axes.set(xlabel="cases kept, most certain first, %", ylabel="error among them, %", xlim=(0, 100))
         axes.set_ylim(0, max(135 * error[-1], 1e-3))
         axes.legend(loc="upper left", fontsize=8)
 
     half = error[len(order) // 2]
     return figure(
         "error",
-        f"Error rate among the surest cases: {half:.1%} of the surer half, {error[-1]:.1%} of all.",
-        "What is left of the error when the least certain cases are handed to someone else. The sooner it falls, the better the "
-        "uncertainty tells mistakes.",
+        f"Error rate among the most certain cases: {half:.1%} in the more certain half, "
+        f"{error[-1]:.1%} in all.",
+        "Error that remains when the least certain cases are rejected. The faster it falls, the better the "
+        "uncertainty finds the mistakes.",
         draw,
         SMALL,
     )

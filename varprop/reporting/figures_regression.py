@@ -1,4 +1,4 @@
-"""Figures of numeric predictions: against the truth, calibration, error, and where the variance comes from."""
+"""Figures of numeric predictions: truth, calibration, error, and the parts of the variance."""
 
 from __future__ import annotations
 
@@ -47,11 +47,13 @@ def regression(n: Numbers) -> dict[str, list[Figure]]:
                 "coverage",
                 (levels, inside),
                 ("nominal level", "coverage"),
-                "Share of the targets inside central intervals of each level. Above the line the intervals are too wide, below too narrow.",
+                "Share of the targets inside central intervals of each level. Above the line the intervals "
+                "are too wide, below too narrow.",
             ),
             pit_histogram(
                 np.histogram(n.pit, BINS * 2, (0, 1))[0] / len(n.pit),
-                "Flat if calibrated (the band is two standard errors). A hump: predictions too wide; a bowl: too narrow; a slope: biased.",
+                "Flat if calibrated (the band is two standard errors). High in the middle: intervals too "
+                "wide; high at the ends: too narrow; a slope: biased.",
                 len(n.pit),
             ),
         ],
@@ -88,8 +90,10 @@ def _truth(n: Numbers) -> Figure:
 
     return figure(
         "truth",
-        f"Predictions with 90 % intervals against the truth for {len(shown)} of {len(n.y)} targets; {inside.mean():.0%} lie inside.",
-        f"Predictive mean with its 90 % interval for {len(shown)} targets. A perfect prediction lies on the dashed line.",
+        f"Predictions with 90 % intervals against the truth for {len(shown)} of {len(n.y)} targets; "
+        f"{inside.mean():.0%} lie inside.",
+        f"Predictive mean with its 90 % interval for {len(shown)} targets. A perfect prediction lies on the "
+        "dashed line.",
         draw,
         WIDE,
     )
@@ -114,10 +118,10 @@ def _error_against_std(n: Numbers) -> Figure:
 
     return figure(
         "error",
-        f"Error against predicted standard deviation; from the surest to the least sure tenth the error goes from {errors[0]:.3g} to "
-        f"{errors[-1]:.3g}.",
-        "Where the model is unsure it should err more: in groups of like uncertainty the root mean square error should equal the "
-        "predicted standard deviation.",
+        "Error against predicted standard deviation; from the most to the least certain tenth the error "
+        f"goes from {errors[0]:.3g} to {errors[-1]:.3g}.",
+        "Where the uncertainty is larger, so should the errors be: in groups of similar uncertainty the root "
+        "mean squared error should equal the predicted standard deviation.",
         draw,
     )
 
@@ -138,14 +142,15 @@ def _variance_parts(n: Numbers) -> Figure:
             alpha=0.8,
             lw=0,
         )
-        axes.set(xlabel="targets from sure to unsure, %", ylabel="predictive variance", xlim=(0, 100))
+        axes.set(xlabel="targets, most certain first, %", ylabel="predictive variance", xlim=(0, 100))
         axes.set_ylim(0, 1.25 * (n.epistemic + n.aleatoric)[order].max())
         axes.legend(loc="upper left")
 
     return figure(
         "parts",
-        f"Aleatoric and epistemic variance of each target, sorted; {100 * share:.2g} % of the variance is epistemic.",
-        f"Epistemic variance comes from not knowing the weights and shrinks with more data, aleatoric variance is noise and does not. "
-        f"Here {100 * share:.2g} % is epistemic.",
+        f"Aleatoric and epistemic variance of each target, sorted; {100 * share:.2g} % of the variance is "
+        "epistemic.",
+        "Epistemic variance comes from not knowing the weights and shrinks with more data; aleatoric "
+        f"variance is noise and does not. Here {100 * share:.2g} % is epistemic.",
         draw,
     )
