@@ -127,7 +127,7 @@ def test_weights_used_directly_in_forward():
 
 @pytest.mark.usefixtures("float64")
 def test_positions_share_half_of_the_second_order_variance():
-    """Eq. 51, written out for kernels of one weight."""
+    """Eq. 31, written out for kernels of one weight."""
     net, x = (
         random(nn.Sequential(nn.Conv1d(1, 1, 1), nn.Conv1d(1, 1, 1), nn.AdaptiveAvgPool1d(1)), biases=True),
         torch.randn(1, 1, 7),

@@ -159,7 +159,7 @@ def test_the_correction_brings_resnet_blocks_closer_to_sampling(name: str) -> No
     shape = (1, layers[0].in_channels, 6, 6)
     x = Gaussian(torch.randn(shape).double(), torch.full(shape, 0.05).double())
     assert [str(row.kind) for row in vp.summary(net, vp.DVI, x).operations if row.name == "add"] == [
-        "corrected (Eq. 53)"
+        "corrected (Eq. 28)"
     ]
     with torch.no_grad():
         truth = draws(net, x, 2000).var(0)

@@ -584,16 +584,16 @@ def test_the_summary_lists_operations_rules_parameters_cost_and_variance() -> No
     table = vp.summary(net, VBP, x)
     rows = {(row.place, row.name): row for row in table.operations}
     assert rows["layers.0.0", "add"].kind.word == "corrected"
-    assert str(rows["layers.1.0", "add"].kind) == "corrected (Eq. 53)"
+    assert str(rows["layers.1.0", "add"].kind) == "corrected (Eq. 28)"
     assert not table.independent
     assert rows["layers.0.0", "relu"].kind == rows["relu", "ReLU"].kind
-    assert rows["bn1", "BatchNorm2d"].kind.equation == 32
+    assert rows["bn1", "BatchNorm2d"].kind.equation == 17
     assert rows["fc", "Linear"].parameters == 25
     assert rows["fc", "Linear"].random == 20
     assert sum(row.flops for row in table.operations) == pytest.approx(1)
     assert 0 < rows["fc", "Linear"].variance < 1
     assert rows["relu", "ReLU"].variance is None
-    for name in ("layers.1.0.downsample.0", "corrected (Eq. 41)", "25", "20", "%"):
+    for name in ("layers.1.0.downsample.0", "corrected (Eq. 24)", "25", "20", "%"):
         assert name in str(table)
 
 

@@ -80,7 +80,7 @@ def test_a_users_gate_has_a_divergence() -> None:
     def gated(method: vp.Method, module: nn.Module, x: vp.Gaussian) -> vp.Gaussian:
         return vp.moments.gate(x)
 
-    method = vp.VBP | {Closed: vp.Rule(gated, "approximate", 4, knots=lambda module: (0.0,))}
+    method = vp.VBP | {Closed: vp.Rule(gated, "approximate", 6, knots=lambda module: (0.0,))}
     elbos = []
     for act, table in ((nn.ReLU(), vp.VBP), (Closed(), method)):
         torch.manual_seed(0)

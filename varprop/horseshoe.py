@@ -10,7 +10,7 @@ from .gaussian import Gaussian
 
 
 class Scales(nn.Module):
-    """One scale for each group of a layer's weights and one for the whole layer (Eq. 18).
+    """One scale for each group of a layer's weights and one for the whole layer (Eq. 37).
 
     A group is an input of a linear layer or a filter of a convolution. A half-Cauchy scale is √(a b) with
     a ~ Gamma and b ~ InverseGamma, which both have log-normal posteriors: row 0 of each parameter belongs to

@@ -1,10 +1,10 @@
 """Mean and variance of a deep network with the correlations of its activations, by the Jacobian of the mean.
 
 A method assumes independent activations, so it ignores that units share inputs and that positions share
-weights. Here every source of randomness is propagated to the output along all paths at once (Eq. 49). The
+weights. Here every source of randomness is propagated to the output along all paths at once (Eq. 29). The
 mean depends on the weights' means through every rule of the method, so autograd gives the first-order
 variance of any network that the method supports. Terms beyond first order are added as noise at the operation
-where they arise, as its rule states (Eq. 50, 51).
+where they arise, as its rule states (Eq. 30, 31).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENTRIES = 2**24
 
 @torch.no_grad()
 def correlated(net: nn.Module, *x: Activation, method: Method = DVI) -> Gaussian:
-    """Mean and variance of the output, with the correlations that a pass of the method leaves out (Eq. 49).
+    """Mean and variance of the output, with the correlations that a pass of the method leaves out (Eq. 29).
 
         Var[f] = Σ_s (∂E[f]/∂s)² Var[s]    over weights s and, beyond first order, noise of the layers
 

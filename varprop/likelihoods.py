@@ -42,7 +42,7 @@ class Likelihood(nn.Module, ABC):
         """log p(y | f), elementwise."""
 
     def expected_log_prob(self, f: Gaussian, y: Tensor) -> Tensor:
-        """E log p(y | f) over a random f, by quadrature (Eq. 11) unless a subclass has a closed form."""
+        """E log p(y | f) over a random f, by quadrature (Eq. 16) unless a subclass has a closed form."""
         return expectation(lambda value: self.log_prob(value, y), f)
 
     def predictive(self, f: Activation) -> Predictive:
@@ -65,7 +65,7 @@ class Likelihood(nn.Module, ABC):
 
 
 class Normal(Likelihood):
-    """y ~ N(f, 1/precision) (Eq. 20).
+    """y ~ N(f, 1/precision) (Eq. 38).
 
     :param outputs: the number of precisions, one for each entry of the last dimension; 1 is shared by all.
 
@@ -100,7 +100,7 @@ class Normal(Likelihood):
         return NormalPredictive(f.mean, f.var, (1 / self.precision).expand_as(f.mean))
 
     def statistic(self, f: Activation, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """E(y - f)² for each precision (Eq. 21)."""
+        """E(y - f)² for each precision (Eq. 39)."""
         f = as_gaussian(f)
         square = (f.mean - y).square() + f.var
         if weight is not None:
@@ -109,12 +109,12 @@ class Normal(Likelihood):
         return square.reshape(-1, self.precision.numel()).mean(0)
 
     def update(self, statistic: Tensor) -> None:
-        """Type-II maximum likelihood: 1/precision = E(y - f)² over the data (Eq. 21)."""
+        """Type-II maximum likelihood: 1/precision = E(y - f)² over the data (Eq. 39)."""
         self.precision.copy_(1 / statistic.clamp(min=torch.finfo(statistic.dtype).tiny))
 
 
 class HeteroscedasticNormal(Likelihood):
-    """y ~ N(f₁, exp f₂): half of the outputs are means, the other half log-variances of the noise (Eq. 22).
+    """y ~ N(f₁, exp f₂): half of the outputs are means, the other half log-variances of the noise (Eq. 40).
 
     Log-variances are clamped to ±10, so that inputs far from the data cannot overflow.
     """
@@ -153,10 +153,10 @@ def _halves(f: Gaussian) -> tuple[Gaussian, Gaussian]:
 class Categorical(Likelihood):
     """y ~ Categorical(softmax f), with the classes in dimension 1 and integer targets.
 
-    The expected log-sum-exp is the paper's second-order expansion (Eq. 23).
+    The expected log-sum-exp is the paper's second-order expansion (Eq. 41).
 
-    :param approximation: how class probabilities are predicted. "quadrature" of one integral (Eq. 31) is
-        accurate for any variance; "delta", the second-order expansion of the softmax (Eq. 24), for small
+    :param approximation: how class probabilities are predicted. "quadrature" of one integral (Eq. 42) is
+        accurate for any variance; "delta", the second-order expansion of the softmax (Eq. 43), for small
         ones. "mackay" is the softmax of the means divided by √(1 + π v/8), "plugin" the softmax of the means,
         and "samples" an average over a fixed set of quasi-random samples of f. `experiments/softmax.py`
         compares them.
@@ -207,7 +207,7 @@ class _Probit(Likelihood):
     """P(y = 1) = Φ(f), elementwise.
 
     :param expectation: how E log Φ(±f) is computed: by "quadrature", by the lower "bound" log Φ(±m) - v/2, or
-        by the "paper"'s bound L_clsf, which treats y as a latent margin with unit noise (Eq. 25).
+        by the "paper"'s bound L_clsf, which treats y as a latent margin with unit noise (Eq. 44).
     """
 
     def __init__(self, expectation: Literal["quadrature", "bound", "paper"] = "quadrature") -> None:
@@ -239,7 +239,7 @@ class _Probit(Likelihood):
 
 
 class Bernoulli(_Probit):
-    """A binary target, 0 or 1, with one output and the probit link: P(y = 1) = Φ(m/√(1 + v)) (Eq. 25)."""
+    """A binary target, 0 or 1, with one output and the probit link: P(y = 1) = Φ(m/√(1 + v)) (Eq. 44)."""
 
     def target_shape(self, f: Activation) -> torch.Size:
         if f.shape[-1] != 1:
@@ -251,7 +251,7 @@ class Bernoulli(_Probit):
 
 
 class MultiLabel(_Probit):
-    """Several binary targets, one for each output, with the probit link (Eq. 25)."""
+    """Several binary targets, one for each output, with the probit link (Eq. 44)."""
 
 
 def check_target(likelihood: Likelihood, f: Activation, y: Tensor) -> None:

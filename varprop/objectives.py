@@ -44,7 +44,7 @@ class Terms:
 
     @property
     def kl_z(self) -> Tensor:
-        """Expected KL divergence of the gates by the paper's closed form (Eq. 12), averaged over the batch.
+        """Expected KL divergence of the gates by the paper's closed form (Eq. 45), averaged over the batch.
 
         It is proportional to the slope, so for the step function it is given per unit of slope.
         """
@@ -66,7 +66,7 @@ class Terms:
 
 
 class ELBO(nn.Module):
-    """Negative evidence lower bound per data point, without sampling (Eq. 13):
+    """Negative evidence lower bound per data point, without sampling (Eq. 46):
 
         -E log p(y | f) + KL(q || p) / n_data  [+ kl_z_weight × expected KL of the gates]
 
@@ -161,7 +161,7 @@ class ELBO(nn.Module):
 
 
 class LogMarginal(nn.Module):
-    """log Z, the log density of a batch with the weights integrated out, given the noise variance (Eq. 27):
+    """log Z, the log density of a batch with the weights integrated out, given the noise variance (Eq. 48):
 
         log Z = log N(y | E[f], Var[f] + noise)
 

@@ -23,7 +23,7 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class Normal(Prior):
-    """w ~ N(0, 1/precision) (Eq. 14).
+    """w ~ N(0, 1/precision) (Eq. 32).
 
     >>> from varprop.posterior import Posterior
     >>> Normal(precision=10.0).kl(Posterior(torch.tensor([0.3]), torch.tensor([-2.0])))
@@ -41,7 +41,7 @@ class Normal(Prior):
 
 @dataclass(frozen=True)
 class FanIn(Prior):
-    """w ~ N(0, gain/n), where n is the fan-in: how many inputs an output of the layer sums over (Eq. 14).
+    """w ~ N(0, gain/n), where n is the fan-in: how many inputs an output of the layer sums over (Eq. 32).
 
     With weights from this prior and gain 1, the outputs of a layer are as large as its inputs, however wide
     it is: weights that the data say nothing about can return to their prior. Biases and embeddings: n = 1.
@@ -68,7 +68,7 @@ class FanIn(Prior):
 
 @dataclass(frozen=True)
 class Centred(Prior):
-    """w ~ N(w₀, 1/precision), where w₀ are the weights that `centred(net)` stored (Eq. 45).
+    """w ~ N(w₀, 1/precision), where w₀ are the weights that `centred(net)` stored (Eq. 33).
 
     They are usually those of a pretrained network (after Krishnan et al. 2020).
 
@@ -93,7 +93,7 @@ class Centred(Prior):
 
 @dataclass(frozen=True)
 class LogUniform(Prior):
-    """p(log|w|) constant, which favours sparse weights (Eq. 15).
+    """p(log|w|) constant, which favours sparse weights (Eq. 34).
 
     The divergence is the fit of Molchanov et al. (2017), within 0.0094 nats of the true one. The prior is
     improper: the divergence is known only up to a constant, so the ELBO is no bound on the evidence.
@@ -106,7 +106,7 @@ class LogUniform(Prior):
 
 @dataclass(frozen=True)
 class EmpiricalBayes(Prior):
-    """w ~ N(0, s) with one variance s for each weight tensor, always at its optimum (Eq. 16).
+    """w ~ N(0, s) with one variance s for each weight tensor, always at its optimum (Eq. 35).
 
     :param hyperprior: (a, b) adds s ~ InverseGamma(a, b), as DVI does with (1, 10). The divergence then
         includes -log p(s).
@@ -137,7 +137,7 @@ class EmpiricalBayes(Prior):
 
 @dataclass(frozen=True)
 class Horseshoe(Prior):
-    """w = w̃ z s with w̃ ~ N(0, 1), z ~ C⁺(0, 1) for each group and s ~ C⁺(0, scale) for the layer (Eq. 17).
+    """w = w̃ z s with w̃ ~ N(0, 1), z ~ C⁺(0, 1) for each group and s ~ C⁺(0, scale) for the layer (Eq. 36).
 
     After Louizos et al. (2017). It needs the group scales of `variational(net, posterior="horseshoe")`.
     Random biases have no scales: their prior is N(0, 1).
@@ -170,14 +170,14 @@ class Horseshoe(Prior):
 
 
 def normal_kl(q: Posterior, var: Tensor | float) -> Tensor:
-    """KL(q || N(0, var)), summed over the entries (Eq. 14)."""
+    """KL(q || N(0, var)), summed over the entries (Eq. 32)."""
     logvar = q.logvar.expand_as(q.mean)
     log_var = torch.log(var) if isinstance(var, Tensor) else math.log(var)
     return 0.5 * ((q.mean.square() + logvar.exp()) / var - logvar - 1 + log_var).sum()
 
 
 def lognormal_gamma_kl(mean: Tensor, logvar: Tensor, scale: float) -> Tensor:
-    """KL(LogNormal(mean, exp(logvar)) || Gamma(1/2, scale)) (Eq. 17)."""
+    """KL(LogNormal(mean, exp(logvar)) || Gamma(1/2, scale)) (Eq. 36)."""
     log_terms = 0.5 * (math.log(scale) - mean - logvar - math.log(2) - 1)
     return log_terms + torch.exp(mean + logvar.exp() / 2) / scale
 

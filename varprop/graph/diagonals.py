@@ -1,4 +1,4 @@
-"""Σ_i A_ji B_ji v_i for two linear paths A and B from one source: the covariance of their outputs (Eq. 41).
+"""Σ_i A_ji B_ji v_i for two linear paths A and B from one source: the covariance of their outputs (Eq. 24).
 
 A path is a product of the layers' mean matrices and of gains. If the two paths together have at most two
 layers, the diagonal is one more linear operation. A projection parallel to two convolutions, or an identity
@@ -51,7 +51,7 @@ def diagonal(var: Tensor, a: Path, b: Path) -> Tensor | None:
 
 
 def _own(path: Path) -> Tensor | None:
-    """The effect of each entry on itself through one or two layers and the gain between them (Eq. 43)."""
+    """The effect of each entry on itself through one or two layers and the gain between them (Eq. 26)."""
     kernels = [_centred(layer) for layer in path.layers]
     if len(kernels) > 2 or any(kernel is None for kernel in kernels):
         return None
@@ -93,7 +93,7 @@ def _cropped(kernel: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _common(a: Layer, b: Layer, var: Tensor) -> Tensor | None:
-    """Σ_i A_ji B_ji v_i of two parallel layers: the product of their kernels where these overlap (Eq. 44)."""
+    """Σ_i A_ji B_ji v_i of two parallel layers: the product of their kernels where these overlap (Eq. 27)."""
     if isinstance(a, nn.Linear) and isinstance(b, nn.Linear):
         return F.linear(var, a.weight * b.weight)
     if type(a) is not type(b) or not (_plain(a) and _plain(b)) or a.stride != b.stride:
@@ -128,7 +128,7 @@ _CONV = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
 def _averaged(path: Path, shortcut: Layer | None = None, var: Tensor | None = None) -> Tensor | None:
-    """Σ_i P_ji J_ji v_i, to first order, for a 1×1 projection P and convolutions J = M_n D … M_1 (Eq. 53).
+    """Σ_i P_ji J_ji v_i, to first order, for a 1×1 projection P and convolutions J = M_n D … M_1 (Eq. 28).
 
     Without a projection it is J_jj. The sum is linear in the gains D after each layer and in v. One factor at
     a time takes its own values, and the others take their averages over the positions of a data point. So

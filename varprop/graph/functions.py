@@ -67,7 +67,7 @@ def negate(method: Method, function: Function, x: Gaussian) -> Gaussian:
 
 @rule("exact", 3, gain=lambda call: _as_gain(_other(call)), noise=of_products, takes_independent=True)
 def multiply(method: Method, function: Function, a: Value, b: Value) -> Value:
-    """a b with independent operands (Eq. 3), or the square of one value (Eq. 40)."""
+    """a b with independent operands (Eq. 3), or the square of one value (Eq. 4)."""
     if isinstance(a, Gaussian) and isinstance(b, Gaussian):
         return moments.square(a) if a is b else moments.product(a, b)
     return a.times(b) if isinstance(a, Gaussian) else b.times(a)
@@ -81,21 +81,21 @@ def divide(method: Method, function: Function, a: Value, b: Value) -> Gaussian:
 
 
 def _slope(call: Call) -> Tensor | None:
-    """The mean slope of an elementwise function, by quadrature (Eq. 42)."""
+    """The mean slope of an elementwise function, by quadrature (Eq. 25)."""
     return moments.smooth_slope(lambda t: call.function(t, *call.args[1:], **call.options), call.x)
 
 
-@rule("exact", 40, gain=_slope, noise=unexplained)
+@rule("exact", 4, gain=_slope, noise=unexplained)
 def power(method: Method, function: Function, x: Gaussian, exponent: Value = 2) -> Gaussian:
-    """Integer powers: the square in closed form (Eq. 40), others by quadrature, also exact (Eq. 11)."""
+    """Integer powers: the square in closed form (Eq. 4), others by quadrature, also exact (Eq. 16)."""
     if isinstance(exponent, Gaussian | Tensor) or exponent != int(exponent) or exponent < 1:
         raise missing(method, function, f" with the exponent {exponent}")
     return moments.square(x) if exponent == 2 else moments.quadrature(lambda t: t ** int(exponent), x)
 
 
-@rule("approximate", 11, gain=_slope, noise=unexplained)
+@rule("approximate", 16, gain=_slope, noise=unexplained)
 def elementwise(method: Method, function: Function, x: Gaussian) -> Gaussian:
-    """A smooth function of each entry, by quadrature (Eq. 11)."""
+    """A smooth function of each entry, by quadrature (Eq. 16)."""
     return moments.quadrature(function, x)
 
 
@@ -241,9 +241,9 @@ def looked_up(
     return table.map(lambda t: F.embedding(index, t))
 
 
-@rule("exact", 9, noise=of_averages)
+@rule("exact", 12, noise=of_averages)
 def average(method: Method, function: Function, x: Gaussian, *args: Value, **options: Value) -> Gaussian:
-    """The mean of independent entries (Eq. 9)."""
+    """The mean of independent entries (Eq. 12)."""
     mean = function(x.mean, *args, **options)
     return Gaussian.of(mean, function(x.var, *args, **options) * (mean.numel() / x.mean.numel()))
 

@@ -67,7 +67,7 @@ def _either(
 
 
 def anchored_larger(a: Gaussian, b: Gaussian) -> Gaussian:
-    """The larger mean, with the mean squared deviation of the maximum from it (Eq. 48)."""
+    """The larger mean, with the mean squared deviation of the maximum from it (Eq. 9)."""
     return moments.anchor(moments.winner(a, b).mean, moments.maximum(a, b))
 
 

@@ -1,4 +1,4 @@
-"""Sums of two values with a common source, such as h + g(h): their covariance (Eq. 41).
+"""Sums of two values with a common source, such as h + g(h): their covariance (Eq. 24).
 
 With fixed gates, each operand is a linear map of their common source x, whose entries are independent:
 
@@ -25,7 +25,7 @@ from .steps import Place, Ref, Step, filled, layer
 
 
 def corrected(method: Method, rule: Rule, place: Place, out: Value) -> Value:
-    """A sum with the covariance of its operands, if it is known (Eq. 41)."""
+    """A sum with the covariance of its operands, if it is known (Eq. 24)."""
     known = covariance(method, rule, place, out)
     if known is None:
         return out
@@ -45,7 +45,7 @@ def covariance(method: Method, rule: Rule, place: Place, out: Value) -> tuple[Te
     if not isinstance(gains, tuple) or a is None or b is None or any(layer in a.layers for layer in b.layers):
         return None
     both = diagonal(source.var, *((a, b) if len(a.layers) <= len(b.layers) else (b, a)))
-    equation = 41 if len(a.layers) + len(b.layers) <= 2 else 53
+    equation = 24 if len(a.layers) + len(b.layers) <= 2 else 28
     return None if both is None else (gains[0] * gains[1] * both, equation)
 
 

@@ -63,7 +63,7 @@ class Audit:
     sampled: Scores | None
     """By Monte Carlo samples of the weights; None if `exact` is exact."""
     gate_kl: float
-    """KL divergence of the gates for each data point, per unit of slope (Eq. 12)."""
+    """KL divergence of the gates for each data point, per unit of slope (Eq. 45)."""
     layers: tuple[Units, ...]
     tolerance: float
     exact_activations: bool = False

@@ -86,13 +86,13 @@ def summary(net: nn.Module, method: Method, x: Activation) -> Summary:
     """List the operations of a network with their rules, parameters, cost and share of the variance.
 
     "exact" and "approximate" refer to a single operation with independent inputs. "corrected" is a sum of
-    correlated values that includes their covariance (Eq. 41); "independent" is a sum or product whose
+    correlated values that includes their covariance (Eq. 24); "independent" is a sum or product whose
     correlated operands are assumed independent. Variances of layers multiply, so the shares need not sum to
     one.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> [(row.place, str(row.kind)) for row in vp.summary(net, vp.DVI, torch.randn(5, 2)).operations]
-    [('0', 'exact (Eq. 1)'), ('1', 'exact (Eq. 6)'), ('2', 'exact (Eq. 1)')]
+    [('0', 'exact (Eq. 1)'), ('1', 'exact (Eq. 8)'), ('2', 'exact (Eq. 1)')]
     """
     if row(method.rules, net) not in (None, nn.Module, nn.Sequential):
         net = nn.Sequential(net)

@@ -74,7 +74,7 @@ def export_onnx(model: ELBO | Fitted, path: str | Path, example: Tensor | np.nda
 
     The file is replaced in one step. Its metadata say what the input and the outputs are, where the model
     knows: `columns`, `classes`, `target`. The distribution function of a normal, for which ONNX has only the
-    error function, is written so that its tail keeps its precision (Eq. 46).
+    error function, is written so that its tail keeps its precision (Eq. 53).
     """
     try:
         import onnx  # noqa: F401

@@ -31,7 +31,7 @@ class Tails(TorchFunctionMode):
 
 
 def _erfc(x: Tensor) -> Tensor:
-    """erfc(x) = exp(-x²) t exp P(t) for x > 0, and 2 - erfc(-x) below (Eq. 46)."""
+    """erfc(x) = exp(-x²) t exp P(t) for x > 0, and 2 - erfc(-x) below (Eq. 53)."""
     upper = torch.exp(_log_scaled_erfc(x.abs()) - x.square())
     return torch.where(x < 0, 2 - upper, upper)
 
@@ -54,7 +54,7 @@ def _log1p(x: Tensor) -> Tensor:
 
 
 def _log_scaled_erfc(x: Tensor) -> Tensor:
-    """log exp(x²) erfc(x) = log t + P(t) for x ≥ 0, with t = 2/(2 + x) (Eq. 46)."""
+    """log exp(x²) erfc(x) = log t + P(t) for x ≥ 0, with t = 2/(2 + x) (Eq. 53)."""
     t = 2 / (2 + x)
     u = 2 * t - 1
     value = torch.zeros_like(u)

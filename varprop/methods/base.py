@@ -59,13 +59,13 @@ class Rule:
     """"exact", "approximate", "sampled", ...: about this operation alone, given independent inputs."""
     equation: int | None = None
     gain: Callable[[Call], Gain | nn.Module | tuple[Gain, Gain] | None] | None = None
-    """E[∂y/∂x] of each entry, so that Cov(y, x) = gain · Var[x] (Eq. 42).
+    """E[∂y/∂x] of each entry, so that Cov(y, x) = gain · Var[x] (Eq. 25).
 
     It is an elementwise gain, a layer whose mean matrix is the gain, a pair for the two terms of a sum, or
     None if it is unknown. Residual sums and `vp.correlated` use it."""
     noise: Callable[[Noise, Call], Gaussian] | None = None
     """Returns the output with the noise that the operation adds to the first-order variance of
-    `vp.correlated` (Eq. 50)."""
+    `vp.correlated` (Eq. 30)."""
     knots: Callable[[nn.Module], Sequence[float]] | None = None
     """Where a piecewise-linear activation changes slope: each knot is a gate of VBP."""
     layer: Callable[..., nn.Module] | None = None

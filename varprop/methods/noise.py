@@ -21,7 +21,7 @@ from .base import Call, Value
 
 TOGETHER = 0.5
 """Correlation of the deviations of one feature at two positions that share weights: midway between 0 and 1
-(Eq. 51)."""
+(Eq. 31)."""
 
 
 class Noise:
@@ -61,7 +61,7 @@ class Bound(nn.Module):
 
 
 def unexplained(noise: Noise, call: Call) -> Gaussian:
-    """For an elementwise operation: the variance beyond its mean slope, Var[y] - gain² Var[x] (Eq. 50)."""
+    """For an elementwise operation: the variance beyond its mean slope, Var[y] - gain² Var[x] (Eq. 30)."""
     x, y = call.x, call.output
     gain = call.gain if isinstance(x, Gaussian) else None
     if not isinstance(gain, Tensor | float):
@@ -70,7 +70,7 @@ def unexplained(noise: Noise, call: Call) -> Gaussian:
 
 
 def of_products(noise: Noise, call: Call) -> Value:
-    """For a product of two random values: the product of their deviations (Eq. 50)."""
+    """For a product of two random values: the product of their deviations (Eq. 30)."""
     a, b, *rest = call.args
     if a is b or not (isinstance(a, Gaussian) and isinstance(b, Gaussian)):
         return call.output
@@ -82,7 +82,7 @@ def of_products(noise: Noise, call: Call) -> Value:
 
 
 def of_averages(noise: Noise, call: Call) -> Value:
-    """For an average over positions, which share weights: their deviations are partly in common (Eq. 51)."""
+    """For an average over positions, which share weights: their deviations are partly in common (Eq. 31)."""
     x, y = call.x, call.output
     if not isinstance(x, Gaussian):
         return y
@@ -91,7 +91,7 @@ def of_averages(noise: Noise, call: Call) -> Value:
 
 
 def of_weights(noise: Noise, call: Call) -> Value:
-    """For a layer with random weights: deviations of its weights times deviations of its input (Eq. 50).
+    """For a layer with random weights: deviations of its weights times deviations of its input (Eq. 30).
 
     A layer that is applied once per example has independent outputs, and all of its variance is noise.
     """
@@ -107,7 +107,7 @@ def of_weights(noise: Noise, call: Call) -> Value:
 
 
 def _shared(noise: Noise, call: Call, y: Gaussian) -> Gaussian:
-    """The part of the second-order term that positions have in common because they share weights (Eq. 51)."""
+    """The part of the second-order term that positions have in common because they share weights (Eq. 31)."""
     layer = call.module
     weight = dict(posteriors(layer))["weight"]
     shift = {"net.weight": noise.shift(TOGETHER * weight.var.expand_as(weight.mean))}

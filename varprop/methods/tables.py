@@ -37,17 +37,17 @@ MOMENTS: Table = CONTAINERS | LAYERS | NETWORKS
 GATED: Table = {
     **piecewise_by(gated),
     **max_pools_by(winner_pool),
-    **maxima_by(moments.winner, moments.strongest, ("approximate", 7), ("approximate", 7)),
+    **maxima_by(moments.winner, moments.strongest, ("approximate", 10), ("approximate", 10)),
 }
 EXACT: Table = {
     **piecewise_by(rectified),
     **max_pools_by(clark_pool),
-    **maxima_by(moments.maximum, moments.largest, ("exact", 8), ("approximate", 8)),
+    **maxima_by(moments.maximum, moments.largest, ("exact", 11), ("approximate", 11)),
 }
 ANCHORED: Table = {
     **piecewise_by(anchored),
     **max_pools_by(anchored_pool),
-    **maxima_by(anchored_larger, anchored_largest, ("approximate", 48), ("approximate", 48)),
+    **maxima_by(anchored_larger, anchored_largest, ("approximate", 9), ("approximate", 9)),
 }
 
 VBP = Method("VBP", MOMENTS | GATED, slope=math.inf, key="vbp")
@@ -67,10 +67,10 @@ the true activation from the gate's value.
 
 
 def vbp(slope: float = math.inf) -> Method:
-    """VBP with gates Bernoulli(sigmoid(slope·E[f])) (Eq. 4).
+    """VBP with gates Bernoulli(sigmoid(slope·E[f])) (Eq. 6).
 
     In the limit of an infinite slope, `VBP`, a unit passes both mean and variance or neither. A maximum uses
-    the limit of its gate for every slope (Eq. 7).
+    the limit of its gate for every slope (Eq. 10).
 
     >>> vp.vbp(slope=100.0)(nn.ReLU(), vp.Gaussian(torch.zeros(1), torch.ones(1))).var
     tensor([0.5000])
@@ -88,9 +88,9 @@ def scale(layer: Layer) -> float:
     return 1 / math.sqrt(fan_in(layer) + (layer.bias is not None))
 
 
-@rule("exact", 26, noise=of_weights)
+@rule("exact", 47, noise=of_weights)
 def scaled(method: Method, layer: Layer, x: Activation) -> Activation:
-    """(W x + b)/√n (Eq. 26): the bias is one more weight, with a constant input of 1."""
+    """(W x + b)/√n (Eq. 47): the bias is one more weight, with a constant input of 1."""
     return affine.apply(method, layer, x) * scale(layer)
 
 
@@ -102,7 +102,7 @@ PBP = Method("PBP", {**DVI.rules, **dict.fromkeys(LINEAR, scaled)}, scaled=True,
 
 
 def _sampled(rule: Rule, method: Method, module: nn.Module, *x: Activation) -> Tensor:
-    """A sample of the layer's output given its input (Eq. 19).
+    """A sample of the layer's output given its input (Eq. 15).
 
     A convolution samples each position separately: the marginals are right, the correlation of positions is
     lost.
@@ -144,9 +144,9 @@ LOCAL_REPARAM = Method(
     "LOCAL_REPARAM",
     {
         **CONTAINERS,
-        **dict.fromkeys(LINEAR, Rule(partial(_sampled, affine), "sampled", 19)),
-        nn.Embedding: Rule(partial(_sampled, embedding), "sampled", 19),
-        nn.EmbeddingBag: Rule(partial(_sampled, embedding_bag), "sampled", 19),
+        **dict.fromkeys(LINEAR, Rule(partial(_sampled, affine), "sampled", 15)),
+        nn.Embedding: Rule(partial(_sampled, embedding), "sampled", 15),
+        nn.EmbeddingBag: Rule(partial(_sampled, embedding_bag), "sampled", 15),
         nn.Module: on_sample,
     },
     samples=True,

@@ -16,7 +16,7 @@ EULER = 0.5772156649015329
 
 
 def margin(x: Gaussian, dim: int = -1) -> Gaussian:
-    """Each entry minus the log-sum-exp of the others along `dim`, whose sigmoid is the softmax (Eq. 33).
+    """Each entry minus the log-sum-exp of the others along `dim`, whose sigmoid is the softmax (Eq. 18).
 
     With q the softmax of the n others, their log-sum-exp has mean lse(m) + Σ v q(1-q)/2 to second order and
     variance Σ v q² to first order. The correction to lse(m) is kept below √(2 log n Σ v q), a bound on the
@@ -45,7 +45,7 @@ def margin(x: Gaussian, dim: int = -1) -> Gaussian:
 
 
 def softmax(x: Gaussian, dim: int = -1) -> Gaussian:
-    """Moments of the softmax as the sigmoid of each entry's margin (Eq. 34).
+    """Moments of the softmax as the sigmoid of each entry's margin (Eq. 19).
 
     The means sum to one, and the variances are at most p(1-p).
 
@@ -59,18 +59,18 @@ def softmax(x: Gaussian, dim: int = -1) -> Gaussian:
 
 
 def log_softmax(x: Gaussian, dim: int = -1) -> Gaussian:
-    """Moments of the log-softmax as the log-sigmoid of each entry's margin (Eq. 34)."""
+    """Moments of the log-softmax as the log-sigmoid of each entry's margin (Eq. 19)."""
     return quadrature(F.logsigmoid, margin(x, dim))
 
 
 def attend(scores: Gaussian, values: Activation, dropped: float = 0.0) -> tuple[Gaussian, Gaussian]:
-    """Moments of a @ values with a = softmax(scores) along the last dimension, and those of a (Eq. 37).
+    """Moments of a @ values with a = softmax(scores) along the last dimension, and those of a (Eq. 21).
 
         E = y = E[a] @ m,    Var = ρ Σ_j E[a_j]² v_j (m_j - y)² + Σ_j E[a_j²] Var[value_j]
 
     Here m are the means of the values and v the variances of the scores. The first term is the delta method,
     which respects that the weights sum to one: if all values are equal, random scores add no variance. ρ
-    rescales it by the sum of the weights' variances according to Eq. 34 over that of the delta method; it
+    rescales it by the sum of the weights' variances according to Eq. 19 over that of the delta method; it
     tends to 1 for small variances of the scores.
 
     :param dropped: the dropout probability of the weights.
@@ -97,7 +97,7 @@ def attend(scores: Gaussian, values: Activation, dropped: float = 0.0) -> tuple[
 
 
 def softmax_quadrature(f: Gaussian, points: int = 36, nodes: int = 12) -> tuple[Tensor, Tensor]:
-    """E softmax(f) along dimension 1 and the expected entropy of softmax(f), by one integral (Eq. 31).
+    """E softmax(f) along dimension 1 and the expected entropy of softmax(f), by one integral (Eq. 42).
 
     Add an independent Gumbel variable g_c to each logit. Then softmax(f)_c is the probability that f_c + g_c
     is the largest, and the entropy of softmax(f) is the expected g of the largest minus Euler's constant. For
@@ -143,7 +143,7 @@ def _logit_plus_gumbel(f: Gaussian, t: Tensor, nodes: int) -> tuple[Tensor, Tens
 
 
 def softmax_delta(f: Gaussian) -> tuple[Tensor, Tensor]:
-    """E softmax(f) along dimension 1 and the expected entropy of softmax(f), to second order (Eq. 24).
+    """E softmax(f) along dimension 1 and the expected entropy of softmax(f), to second order (Eq. 43).
 
     The paper's reference code has Σ v p in place of the linear term -v p, and its probabilities do not sum to
     one. For large variances the expansion can become negative: it is clipped and rescaled, and the entropy is

@@ -83,7 +83,7 @@ def product(a: Activation, b: Activation) -> Activation:
 
 
 def square(x: Gaussian) -> Gaussian:
-    """Moments of x² for normal x: E = m² + v, Var = 2 v² + 4 m² v (Eq. 40).
+    """Moments of x² for normal x: E = m² + v, Var = 2 v² + 4 m² v (Eq. 4).
 
     This is not `product(x, x)`, which takes its operands as independent.
 
@@ -94,12 +94,12 @@ def square(x: Gaussian) -> Gaussian:
 
 
 def average(x: Gaussian, pool: Callable[[Tensor], Tensor], size: Tensor | float) -> Gaussian:
-    """Averages over windows of `size` independent entries: Var = average of the variances / size (Eq. 9)."""
+    """Averages over windows of `size` independent entries: Var = average of the variances / size (Eq. 12)."""
     return Gaussian.of(pool(x.mean), pool(x.var) / size)
 
 
 def mask(x: Activation, keep: float, fill: float = 0.0) -> Gaussian:
-    """Moments of z·x + (1-z)·fill with z ~ Bernoulli(keep) independent of x: unscaled dropout (Eq. 10)."""
+    """Moments of z·x + (1-z)·fill with z ~ Bernoulli(keep) independent of x: unscaled dropout (Eq. 14)."""
     m = mean_of(x)
     spread = keep * (1 - keep) * (m - fill).square()
     var = keep * x.var + spread if isinstance(x, Gaussian) else spread

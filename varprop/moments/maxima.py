@@ -10,13 +10,13 @@ from .piecewise import tail
 
 
 def winner(a: Gaussian, b: Gaussian) -> Gaussian:
-    """The maximum by the Heaviside gate of a - b: the moments of the one with the larger mean (Eq. 7)."""
+    """The maximum by the Heaviside gate of a - b: the moments of the one with the larger mean (Eq. 10)."""
     wins = a.mean > b.mean
     return Gaussian.of(torch.where(wins, a.mean, b.mean), torch.where(wins, a.var, b.var))
 
 
 def maximum(a: Gaussian, b: Gaussian) -> Gaussian:
-    """Exact moments of max(a, b) for independent normal a and b (Clark 1961; Eq. 8).
+    """Exact moments of max(a, b) for independent normal a and b (Clark 1961; Eq. 11).
 
     Let w be the one with the larger mean, l the other and d = l - w. Then
 
@@ -30,13 +30,13 @@ def maximum(a: Gaussian, b: Gaussian) -> Gaussian:
 
 
 def strongest(x: Gaussian, dim: int = -1) -> Gaussian:
-    """The entry with the largest mean along a dimension, with its variance (Eq. 7)."""
+    """The entry with the largest mean along a dimension, with its variance (Eq. 10)."""
     mean, winner = x.mean.max(dim, keepdim=True)
     return Gaussian.of(mean.squeeze(dim), x.var.gather(dim, winner).squeeze(dim))
 
 
 def largest(x: Gaussian, dim: int = -1) -> Gaussian:
-    """Moments of the maximum of independent entries along a dimension (Eq. 8).
+    """Moments of the maximum of independent entries along a dimension (Eq. 11).
 
     The maximum of two halves is taken again and again, each intermediate result being treated as normal.
 

@@ -20,7 +20,7 @@ def count(x: Gaussian, dims: Sequence[int]) -> int:
 
 
 def spread(x: Gaussian, dims: Sequence[int], centred: bool = True) -> tuple[Tensor, Tensor]:
-    """Expected mean and expected (biased) variance of the entries over `dims` (Eq. 32).
+    """Expected mean and expected (biased) variance of the entries over `dims` (Eq. 17).
 
     The variance follows from the law of total variance. Without centring, the results are zero and the
     expected mean square.
@@ -37,7 +37,7 @@ def spread(x: Gaussian, dims: Sequence[int], centred: bool = True) -> tuple[Tens
 
 
 def normalise(x: Gaussian, dims: Sequence[int], eps: float = 1e-5, centred: bool = True) -> Gaussian:
-    """Moments of (x - x̄)/√(s² + eps), with x̄ and s² the mean and variance over `dims` (Eq. 32).
+    """Moments of (x - x̄)/√(s² + eps), with x̄ and s² the mean and variance over `dims` (Eq. 17).
 
         E = h = (m - m̄)/S,    Var = Σ_j J_ij² v_j,    J = (I - 1 1ᵀ/n - h hᵀ/n)/S,    S² = E[s²] + eps
 

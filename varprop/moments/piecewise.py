@@ -59,7 +59,7 @@ RELU = Piecewise(knots=(0.0,), slopes=(0.0, 1.0))
 
 
 def gate(x: Gaussian, slope: float = math.inf, pieces: Piecewise = RELU) -> Gaussian:
-    """Moments of a piecewise-linear unit whose piece z is sampled independently of x (Eq. 4).
+    """Moments of a piecewise-linear unit whose piece z is sampled independently of x (Eq. 6).
 
     For ReLU this is z·x with z ~ Bernoulli(p), p = sigmoid(slope·m):  E = p m,  Var = p v + p(1-p) m².
     An infinite slope always picks the piece in which E[x] lies.
@@ -87,7 +87,7 @@ def _piece_probabilities(m: Tensor, pieces: Piecewise, slope: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Tail:
-    """Moments of r = |x - knot| beyond the knot, seen from the mean of x, and r = 0 before it (Eq. 5)."""
+    """Moments of r = |x - knot| beyond the knot, seen from the mean of x, and r = 0 before it (Eq. 7)."""
 
     mean: Tensor
     second_moment: Tensor
@@ -97,7 +97,7 @@ class Tail:
 
 
 def tail(x: Gaussian, knot: float = 0.0) -> Tail:
-    """The tail of x beyond a knot (Eq. 5), with a = -|m - knot|/s:
+    """The tail of x beyond a knot (Eq. 7), with a = -|m - knot|/s:
 
         E[r] = s (φ(a) + a Φ(a)),    E[r²] = v ((1 + a²) Φ(a) + a φ(a)),    P = Φ(a)
 
@@ -170,7 +170,7 @@ def _beyond(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
-    """Exact moments of a piecewise-linear function of a normal variable (Eq. 6).
+    """Exact moments of a piecewise-linear function of a normal variable (Eq. 8).
 
     They are those of the hard gate, corrected by the tail beyond each knot. For ReLU, with h = [m > 0]:
 
@@ -198,7 +198,7 @@ def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
 
 
 def anchored(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
-    """A piecewise-linear function g at the mean, with the mean squared deviation of g(x) from it (Eq. 48).
+    """A piecewise-linear function g at the mean, with the mean squared deviation of g(x) from it (Eq. 9).
 
         E = g(m),    Var = E[(g(x) - g(m))²] = Var[g(x)] + (E[g(x)] - g(m))²
 
@@ -251,14 +251,14 @@ class _Relu(torch.autograd.Function):
 
 
 def anchor(mean: Tensor, x: Gaussian) -> Gaussian:
-    """Replace the mean of x; the variance becomes the mean squared deviation from the new one (Eq. 48)."""
+    """Replace the mean of x; the variance becomes the mean squared deviation from the new one (Eq. 9)."""
     return Gaussian.of(mean, x.var + (x.mean - mean).square())
 
 
 def slope(x: Gaussian, pieces: Piecewise = RELU, sharpness: float | None = None) -> Tensor:
-    """Mean slope of a piecewise-linear unit, Cov(out, in)/Var[in] (Eq. 42).
+    """Mean slope of a piecewise-linear unit, Cov(out, in)/Var[in] (Eq. 25).
 
-    :param sharpness: the slope of the gates of Eq. 4, which are independent of x. Without it, the result is
+    :param sharpness: the slope of the gates of Eq. 6, which are independent of x. Without it, the result is
         that of the unit itself: E[h'(x)] by Stein's lemma.
 
     >>> x = Gaussian(torch.tensor(1.0), torch.tensor(1.0))
@@ -281,7 +281,7 @@ _LAGUERRE = [tuple(a.tolist()) for a in np.polynomial.laguerre.laggauss(40)]
 
 
 def gate_kl(x: Gaussian, slope: float, exact: bool = True) -> Tensor:
-    """E KL[q(z) || p(z|x)] of a Bernoulli gate with log-odds C x, where C is the slope (Eq. 12).
+    """E KL[q(z) || p(z|x)] of a Bernoulli gate with log-odds C x, where C is the slope (Eq. 45).
 
         E[softplus(C x)] - softplus(C m)  ≈  C E[r]        (r the tail at zero)
 

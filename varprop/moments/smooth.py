@@ -15,7 +15,7 @@ _HERMITE = [tuple(a.tolist()) for a in np.polynomial.hermite_e.hermegauss(NODES)
 
 
 def expectation(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
-    """E[g(x)] for an elementwise g by 32-point Gauss-Hermite quadrature (Eq. 11).
+    """E[g(x)] for an elementwise g by 32-point Gauss-Hermite quadrature (Eq. 16).
 
     >>> expectation(torch.exp, Gaussian(torch.tensor(0.0), torch.tensor(1.0)))       # exp(1/2)
     tensor(1.6487)
@@ -25,20 +25,20 @@ def expectation(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
 
 
 def log_expectation_exp(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
-    """log E[exp g(x)] for an elementwise g by Gauss-Hermite quadrature (Eq. 11)."""
+    """log E[exp g(x)] for an elementwise g by Gauss-Hermite quadrature (Eq. 16)."""
     values, weights = _at_nodes(g, x)
     return (values + weights.log()).logsumexp(0)
 
 
 def quadrature(g: Callable[[Tensor], Tensor], x: Gaussian) -> Gaussian:
-    """Mean and variance of g(x) for any elementwise g by Gauss-Hermite quadrature (Eq. 11)."""
+    """Mean and variance of g(x) for any elementwise g by Gauss-Hermite quadrature (Eq. 16)."""
     values, weights = _at_nodes(g, x)
     mean = (weights * values).sum(0)
     return Gaussian.of(mean, (weights * (values - mean).square()).sum(0))
 
 
 def smooth_slope(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
-    """Mean slope of an elementwise g, Cov(g(x), x)/Var[x] = E[g'(x)] (Eq. 42), by Gauss-Hermite quadrature.
+    """Mean slope of an elementwise g, Cov(g(x), x)/Var[x] = E[g'(x)] (Eq. 25), by Gauss-Hermite quadrature.
 
     Standard deviations below 0.01 are raised to 0.01, because rounding errors would dominate the quotient.
     """

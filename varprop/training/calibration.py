@@ -43,7 +43,7 @@ def calibrate(
     With VBP the predicted means then are the outputs of the plain network: bit for bit with ReLU units, up to
     rounding with other piecewise-linear ones. The variances are first fitted by the ELBO. Because with frozen
     means only the prior keeps them from vanishing, all of them are then multiplied by the one factor that
-    maximises the predictive log-likelihood (Eq. 47).
+    maximises the predictive log-likelihood (Eq. 52).
 
     :param net: the trained network; unless it is variational already, it becomes so in place.
     :param data: rows that the network was not trained on, as for temperature scaling: on its training rows it
@@ -112,7 +112,7 @@ def _frozen_means(net: nn.Module) -> Iterator[None]:
 def _choose_factor(elbo: ELBO, loader: Batches, fabric: Fabric) -> None:
     """Multiply all variances by the factor with the largest predictive log-likelihood, by halving steps.
 
-    The noise is fitted again for each factor (Eq. 47).
+    The noise is fitted again for each factor (Eq. 52).
     """
     scores: dict[float, float] = {}
 
@@ -134,7 +134,7 @@ def _choose_factor(elbo: ELBO, loader: Batches, fabric: Fabric) -> None:
 
 @torch.no_grad()
 def _fit_noise(elbo: ELBO, loader: Batches) -> None:
-    """Set the noise to the squared error that the weights do not explain, E(y - m)² - E[v] (Eq. 47).
+    """Set the noise to the squared error that the weights do not explain, E(y - m)² - E[v] (Eq. 52).
 
     It is kept at a hundredth of the squared error or more.
     """

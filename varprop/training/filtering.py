@@ -34,7 +34,7 @@ class Gamma(NamedTuple):
         return b.unsqueeze(-1) / torch.stack([a - 1, a, a + 1], -1)
 
     def after(self, log_z: Tensor) -> Gamma:
-        """The gamma distribution with the precision's mean and variance after an observation (Eq. 29).
+        """The gamma distribution with the precision's mean and variance after an observation (Eq. 50).
 
             a' = 1/(Z Z₂/Z₁² (a+1)/a - 1),    b' = 1/(Z₂/Z₁ (a+1)/b - Z₁/Z a/b)
 
@@ -165,7 +165,7 @@ class AssumedDensityFilter:
             self.belief = visit(self.belief, *datum)
 
     def _visit(self, q: Belief, x: Tensor, y: Tensor) -> Belief:
-        """Moments of the weights after one data point, from the gradients of its log marginal (Eq. 28):
+        """Moments of the weights after one data point, from the gradients of its log marginal (Eq. 49):
 
             m' = m + v g_m,    v' = v - v² (g_m² - 2 g_v) = v (1 + 2 g_logv - v g_m²)
 
@@ -185,7 +185,7 @@ class AssumedDensityFilter:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Refine the prior by expectation propagation: remove and refit the factor of each weight (Eq. 30).
+        """Refine the prior by expectation propagation: remove and refit the factor of each weight (Eq. 51).
 
         The factor has mean 0, so the precision of a weight changes as much as that of the factor, and
         precision times mean does not change.
@@ -266,7 +266,7 @@ def _program(visit: Visit, q: Belief, x: Tensor, y: Tensor, compile: bool) -> Vi
 
 
 def _refit(prior: Gamma, site: Site, m: Tensor, v: Tensor) -> tuple[Gamma, Site]:
-    """The prior's precision and the factor of a weight that without it is N(m, v) (Eq. 30).
+    """The prior's precision and the factor of a weight that without it is N(m, v) (Eq. 51).
 
     Without the factor the precision is Gamma(a, b). The factor that matches moments has mean 0 and variance
     b/(a-1), and the precision is updated from Z = N(0 | m, v + b/(a-1)) as from a data point. Where either is

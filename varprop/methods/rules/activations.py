@@ -61,28 +61,28 @@ def _knots(module: nn.Module) -> Sequence[float]:
 
 
 def _mean_slope(call: Call) -> Tensor | None:
-    """The mean slope of the gates if the method has them, else of the activation itself (Eq. 42)."""
+    """The mean slope of the gates if the method has them, else of the activation itself (Eq. 25)."""
     if not isinstance(call.x, Gaussian):
         return None
     return moments.slope(call.x, _pieces(call.module, call.x), call.method.slope)
 
 
-@on_random("approximate", 4, gain=_mean_slope, noise=unexplained, knots=_knots)
+@on_random("approximate", 6, gain=_mean_slope, noise=unexplained, knots=_knots)
 def gated(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
-    """A gate on the mean chooses the linear piece (VBP; Eq. 4)."""
+    """A gate on the mean chooses the linear piece (VBP; Eq. 6)."""
     assert method.slope is not None
     return moments.gate(x, method.slope, _pieces(module, x))
 
 
-@on_random("exact", 6, gain=_mean_slope, noise=unexplained, knots=_knots)
+@on_random("exact", 8, gain=_mean_slope, noise=unexplained, knots=_knots)
 def rectified(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
-    """The exact moments for a normal input (DVI; Eq. 6)."""
+    """The exact moments for a normal input (DVI; Eq. 8)."""
     return moments.rectify(x, _pieces(module, x))
 
 
-@on_random("approximate", 48, gain=_mean_slope, noise=unexplained, knots=_knots)
+@on_random("approximate", 9, gain=_mean_slope, noise=unexplained, knots=_knots)
 def anchored(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
-    """The gate's mean, with the mean squared deviation of the true activation from it (CVBP; Eq. 48)."""
+    """The gate's mean, with the mean squared deviation of the true activation from it (CVBP; Eq. 9)."""
     return moments.anchored(x, _pieces(module, x))
 
 
@@ -95,15 +95,15 @@ def _smooth_slope(call: Call) -> Tensor | None:
     return moments.smooth_slope(call.module, call.x) if isinstance(call.x, Gaussian) else None
 
 
-@on_random("approximate", 11, gain=_smooth_slope, noise=unexplained)
+@on_random("approximate", 16, gain=_smooth_slope, noise=unexplained)
 def smooth(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
-    """Any smooth function of each entry, by quadrature (Eq. 11)."""
+    """Any smooth function of each entry, by quadrature (Eq. 16)."""
     return moments.quadrature(module, x)
 
 
-@on_random("approximate", 11)
+@on_random("approximate", 16)
 def gated_linear(method: Method, module: Layer, x: Gaussian) -> Gaussian:
-    """GLU: one half times the sigmoid of the other (Eq. 3, 11)."""
+    """GLU: one half times the sigmoid of the other (Eq. 3, 16)."""
     (a, b), (a_var, b_var) = x.mean.chunk(2, module.dim), x.var.chunk(2, module.dim)
     gate = moments.quadrature(torch.sigmoid, Gaussian.of(b, b_var))
     return moments.product(Gaussian.of(a, a_var), gate)  # type: ignore[return-value]

@@ -16,7 +16,7 @@ from ..base import Function, Method, NoRuleError, Table, Value, is_plain, missin
 # -------------------------------------------------------------------------------------------------- attention
 
 
-@rule("approximate", 37)
+@rule("approximate", 21)
 def multihead(
     method: Method,
     module: Layer,
@@ -29,7 +29,7 @@ def multihead(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Activation, Activation | None]:
-    """Queries, keys and values by Eq. 1, scores by Eq. 36, and the weighted values by Eq. 37."""
+    """Queries, keys and values by Eq. 1, scores by Eq. 20, and the weighted values by Eq. 21."""
     if is_plain(module, query, key, value):
         options = {"average_attn_weights": average_attn_weights, "is_causal": is_causal}
         plain: tuple[Tensor, Tensor | None] = module(
@@ -97,7 +97,7 @@ def _by_row(module: Layer, x: Gaussian, weight: Activation, bias: Activation | N
 
 
 def _scores(q: Activation, k: Activation, scale: float | None = None) -> Gaussian:
-    """Products of queries and keys, assumed independent, over the square root of their size (Eq. 36)."""
+    """Products of queries and keys, assumed independent, over the square root of their size (Eq. 20)."""
     return as_gaussian(moments.affine(_dot, q, k)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
 
 
@@ -123,7 +123,7 @@ def _hidden(scores: Gaussian, mask: Tensor) -> Gaussian:
     )
 
 
-@rule("approximate", 37)
+@rule("approximate", 21)
 def scaled_dot_product(
     method: Method,
     function: Function,
@@ -136,7 +136,7 @@ def scaled_dot_product(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Gaussian:
-    """Attention as a function: scores by Eq. 36, weighted values by Eq. 37.
+    """Attention as a function: scores by Eq. 20, weighted values by Eq. 21.
 
     Unlike that of the layer, its boolean mask marks the visible positions.
     """

@@ -23,7 +23,7 @@ def embedding(method: Method, layer: Layer, index: Tensor) -> Activation:
     return Gaussian.of(mean, var)
 
 
-@rule("exact", 52)
+@rule("exact", 5)
 def embedding_bag(
     method: Method,
     layer: Layer,
@@ -31,7 +31,7 @@ def embedding_bag(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Activation:
-    """Sums or means of the rows in a bag; the weights of a repeated row are added, then squared (Eq. 52)."""
+    """Sums or means of the rows in a bag; the weights of a repeated row are added, then squared (Eq. 5)."""
     if not hasattr(layer, "weight_logvar"):
         return layer(index, offsets, per_sample_weights)
     if layer.mode == "max" or layer.max_norm is not None:

@@ -55,7 +55,7 @@ def affine(method: Method, layer: Layer, x: Activation) -> Activation:
 def _scaled_affine(
     op: moments.Op, layer: Layer, x: Activation, weight: moments.Weight, bias: Activation | None
 ) -> Activation:
-    """A horseshoe scales the inputs of a linear layer or a convolution's filters, and the output (Eq. 18)."""
+    """A horseshoe scales the inputs of a linear layer or a convolution's filters, and the output (Eq. 37)."""
     per_channel = partial(moments.per_channel, weight=layer.weight)
     group, whole = layer.scales.group, layer.scales.layer
     if isinstance(layer, nn.Linear):

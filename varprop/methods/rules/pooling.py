@@ -36,9 +36,9 @@ def per_dimension(value: int | Sequence[int], n: int) -> tuple[int, ...]:
 # --------------------------------------------------------------------------------------------------- averages
 
 
-@on_random("exact", 9, noise=of_averages)
+@on_random("exact", 12, noise=of_averages)
 def average(method: Method, module: Layer, x: Gaussian) -> Gaussian:
-    """The mean over each window (Eq. 9); windows cut off by the border or padding average fewer entries."""
+    """The mean over each window (Eq. 12); windows cut off by the border or padding average fewer entries."""
     n = dimensions(module)
     divisor = getattr(module, "divisor_override", None)
     if divisor is not None:
@@ -59,7 +59,7 @@ def average(method: Method, module: Layer, x: Gaussian) -> Gaussian:
     return moments.average(x, module, _window_sizes(lengths, x))
 
 
-@on_random("exact", 9, noise=of_averages)
+@on_random("exact", 12, noise=of_averages)
 def adaptive_average(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
     n = dimensions(module)
     lengths = []
@@ -81,24 +81,24 @@ def _window_sizes(lengths: list[Tensor], x: Gaussian) -> Tensor:
 _MAX_POOL = {1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices}
 
 
-@on_random("approximate", 7)
+@on_random("approximate", 10)
 def winner_pool(method: Method, module: Layer, x: Gaussian) -> Gaussian:
-    """The largest mean of each window with the variance of that entry (Eq. 7): one search gives both."""
+    """The largest mean of each window with the variance of that entry (Eq. 10): one search gives both."""
     n = dimensions(module)
     options = module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode
     mean, winners = _MAX_POOL[n](x.mean, *options)
     return Gaussian.of(mean, x.var.flatten(-n).gather(-1, winners.flatten(-n)).view_as(mean))
 
 
-@on_random("approximate", 8)
+@on_random("approximate", 11)
 def clark_pool(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
-    """The maximum of each window, two entries at a time, each result treated as normal again (Eq. 8)."""
+    """The maximum of each window, two entries at a time, each result treated as normal again (Eq. 11)."""
     return _by_pairs(module, x)
 
 
-@on_random("approximate", 48)
+@on_random("approximate", 9)
 def anchored_pool(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
-    """The largest mean of each window, with the mean squared deviation of the maximum from it (Eq. 48)."""
+    """The largest mean of each window, with the mean squared deviation of the maximum from it (Eq. 9)."""
     return moments.anchor(module(x.mean), _by_pairs(module, x))
 
 

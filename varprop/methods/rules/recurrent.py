@@ -27,14 +27,14 @@ def _rnn_step(act: Callable[[Gaussian], Gaussian], x: Gaussian, h: Gaussian, sta
 
 
 def _lstm_step(x: Gaussian, h: Gaussian, state: State) -> State:
-    """Gates by quadrature, assumed independent of each other and of the cell (Eq. 38)."""
+    """Gates by quadrature, assumed independent of each other and of the cell (Eq. 22)."""
     i, f, g, o = _split(x + h, 4)
     cell = _product(_sigmoid(f), state[1]) + _product(_sigmoid(i), _tanh(g))
     return _product(_sigmoid(o), _tanh(cell)), cell
 
 
 def _gru_step(x: Gaussian, h: Gaussian, state: State) -> State:
-    """The update gate mixes the old state and the new one; all three are assumed independent (Eq. 39)."""
+    """The update gate mixes the old state and the new one; all three are assumed independent (Eq. 23)."""
     (xr, xz, xn), (hr, hz, hn) = _split(x, 3), _split(h, 3)
     z, new, old = _sigmoid(xz + hz), _tanh(xn + _product(_sigmoid(xr + hr), hn)), state[0]
     keep = 1 - z.mean
@@ -85,7 +85,7 @@ def _state(module: Layer, given: Value, shape: tuple[int, ...], like: Tensor) ->
     return tuple(as_gaussian(like.new_zeros(*shape, size)) for size in sizes)
 
 
-@rule("approximate", 38)
+@rule("approximate", 22)
 def cell(method: Method, module: Layer, x: Activation, state: Value = None) -> Value:
     if is_plain(module, x, *(state if isinstance(state, tuple) else (state,))):
         return module(x, state)
@@ -94,7 +94,7 @@ def cell(method: Method, module: Layer, x: Activation, state: Value = None) -> V
     return out if isinstance(module, nn.LSTMCell) else out[0]
 
 
-@rule("approximate", 38)
+@rule("approximate", 22)
 def layers(method: Method, module: Layer, x: Activation, state: Value = None) -> tuple[Value, Value]:
     """Layers and directions in turn, unrolled over the sequence; output and last states as in torch."""
     if is_plain(module, x, *(state if isinstance(state, tuple) else (state,))):

@@ -35,9 +35,9 @@ def identity(method: Method, module: nn.Module, x: Activation) -> Activation:
     return x
 
 
-@rule("exact", 10, gain=_one)
+@rule("exact", 14, gain=_one)
 def dropout(method: Method, module: Layer, x: Activation) -> Activation:
-    """In training the variance that dropout causes (Eq. 10); in evaluation mode the identity.
+    """In training the variance that dropout causes (Eq. 14); in evaluation mode the identity.
 
     Dropping whole channels has the same marginals.
     """
@@ -47,7 +47,7 @@ def dropout(method: Method, module: Layer, x: Activation) -> Activation:
     return moments.mask(x, keep) * (1 / keep if keep else 0.0)
 
 
-@rule("exact", 10)
+@rule("exact", 14)
 def alpha_dropout(method: Method, module: Layer, x: Activation) -> Activation:
     """Dropout to SELU's lower limit, rescaled to keep mean 0 and variance 1 (Klambauer et al. 2017)."""
     if not module.training or module.p == 0:
@@ -63,9 +63,9 @@ def constant_pad(method: Method, module: Layer, x: Gaussian) -> Gaussian:
     return Gaussian.of(module(x.mean), F.pad(x.var, module.padding))
 
 
-@on_random("exact", 35)
+@on_random("exact", 13)
 def upsample(method: Method, module: Layer, x: Gaussian) -> Gaussian:
-    """y = A x along each axis, Var[y] = A² Var[x] with the entries of A squared (Eq. 35)."""
+    """y = A x along each axis, Var[y] = A² Var[x] with the entries of A squared (Eq. 13)."""
     if module.mode.startswith("nearest"):
         return x.map(module)
     mean, var = module(x.mean), x.var
