@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +116,7 @@ def layers(method: Method, module: Layer, x: Activation, state: Value = None) ->
         outputs = []
         for direction in range(directions):
             index = layer * directions + direction
-            first = tuple(s.map(lambda t, i=index: t[i]) for s in start)  # type: ignore[misc]
+            first = tuple(s.map(itemgetter(index)) for s in start)
             out, end = _unrolled(
                 method, module, f"_l{layer}{'_reverse' * direction}", steps, first, reverse=direction == 1
             )
@@ -136,7 +137,8 @@ def _unrolled(
     order = range(x.shape[0])
     projection = random_tensor(module, f"weight_hr{suffix}")
     for t in reversed(order) if reverse else order:
-        state = step(inputs.map(lambda a, t=t: a[t]), _affine(module, "hh", suffix, state[0]), state)  # type: ignore[misc]
+        now = inputs.map(itemgetter(t))
+        state = step(now, _affine(module, "hh", suffix, state[0]), state)
         if projection is not None:
             state = (as_gaussian(moments.affine(F.linear, state[0], projection)), *state[1:])
         outputs.append(state[0])
