@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import replicas, step
+from benchmarks import lbfgs, replicas, step
 from experiments import (
     accuracy,
     calibrate,
@@ -326,6 +326,15 @@ def test_the_benchmark_of_replicas_from_end_to_end(tmp_path: Path, monkeypatch: 
     replicas.main(["--epochs", "1", "--out", str(tmp_path / "replicas.json")])
     seconds = json.loads((tmp_path / "replicas.json").read_text())["seconds"]
     assert (len(seconds["one_by_one"]), len(seconds["at_once"])) == (3, 1)
+
+
+@pytest.mark.usefixtures("without_files")
+def test_the_benchmark_of_lbfgs_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--datasets boston --splits 2 --adam 2 --lbfgs 2".split()
+    lbfgs.main([*options, "--out", str(tmp_path / "lbfgs.json")])
+    results = json.loads((tmp_path / "lbfgs.json").read_text())["results"]["boston"]
+    assert results["lbfgs"][-1]["loss"] < results["adam"][-1]["loss"]
+    assert "| boston | lbfgs |" in capsys.readouterr().out
 
 
 def test_the_correlation_of_positions_from_end_to_end(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -11,6 +13,7 @@ from ..methods.base import (
     Function,
     Method,
     NoRuleError,
+    Rule,
     Table,
     Value,
     as_rule,
@@ -103,8 +106,15 @@ def _function(method: Method, place: Place, args: Value, options: Value) -> Valu
     found = method.function_rule(function)
     if found is None:
         raise missing(method, function)
-    out = method.run(found, function, args, options, place)
-    return out if place.step.fork is None else residual.corrected(method, found, place, out)
+    if place.step.fork is not None:
+        found = replace(found, apply=partial(_with_covariance, found, place))
+    return method.run(found, function, args, options, place)
+
+
+def _with_covariance(
+    rule: Rule, place: Place, method: Method, function: Function, *args: Value, **options: Value
+) -> Value:
+    return residual.corrected(method, rule, place, rule.apply(method, function, *args, **options))
 
 
 def _attribute(method: Method, module: nn.Module, path: str) -> Value:
