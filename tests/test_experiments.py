@@ -330,7 +330,7 @@ def test_the_benchmark_of_replicas_from_end_to_end(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("without_files")
 def test_the_benchmark_of_lbfgs_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = "--datasets boston --splits 2 --adam 2 --lbfgs 2".split()
+    options = ["--datasets", "boston", "--splits", "2", "--adam", "2", "--lbfgs", "2"]
     lbfgs.main([*options, "--out", str(tmp_path / "lbfgs.json")])
     results = json.loads((tmp_path / "lbfgs.json").read_text())["results"]["boston"]
     assert results["lbfgs"][-1]["loss"] < results["adam"][-1]["loss"]
