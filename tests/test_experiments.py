@@ -333,8 +333,8 @@ def test_the_benchmark_of_lbfgs_from_end_to_end(tmp_path: Path, capsys: pytest.C
     options = ["--datasets", "boston", "--splits", "2", "--adam", "2", "--lbfgs", "2"]
     lbfgs.main([*options, "--out", str(tmp_path / "lbfgs.json")])
     results = json.loads((tmp_path / "lbfgs.json").read_text())["results"]["boston"]
-    assert results["lbfgs"][-1]["loss"] < results["adam"][-1]["loss"]
-    assert "| boston | lbfgs |" in capsys.readouterr().out
+    assert results["lbfgs from -9"][-1]["loss"] < results["adam from -9"][-1]["loss"]
+    assert "| boston | lbfgs from -5 |" in capsys.readouterr().out
 
 
 def test_the_correlation_of_positions_from_end_to_end(
