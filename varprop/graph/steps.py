@@ -117,11 +117,11 @@ def steps_of(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
     steps: dict[str, Step] = {}
     for node in graph.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), lambda a: Ref(renamed[a]))
-        if not args and "input" in kwargs:
-            args, kwargs = (
-                (kwargs["input"],),
-                {name: value for name, value in kwargs.items() if name != "input"},
-            )
+        # Operands by the names that torch gives them, as in torch.add(input=x, other=y).
+        for place, name in enumerate(("input", "other")):
+            if len(args) == place and name in kwargs:
+                kwargs = dict(kwargs)
+                args = (*args, kwargs.pop(name))
         renamed[node] = node.name
         if _in_place(module, node) and node.args and isinstance(node.args[0], fx.Node):
             # Later steps that use the argument get the value written into it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ from ..methods.base import (
     Function,
     Method,
     NoRuleError,
+    Rule,
     Table,
     Value,
     as_rule,
@@ -103,8 +105,22 @@ def _function(method: Method, place: Place, args: Value, options: Value) -> Valu
     found = method.function_rule(function)
     if found is None:
         raise missing(method, function)
-    out = method.run(found, function, args, options, place)
+    try:
+        out = method.run(found, function, args, options, place)
+    except TypeError as error:
+        if isinstance(error, NoRuleError) or _takes(found, method, function, args, options):
+            raise
+        raise missing(method, function, f" with these arguments ({error})") from error
     return out if place.step.fork is None else residual.corrected(method, found, place, out)
+
+
+def _takes(rule: Rule, method: Method, function: Function | str, args: Value, options: Value) -> bool:
+    """Whether a rule has parameters for the arguments of a call."""
+    try:
+        signature(rule.apply).bind(method, function, *args, **options)
+    except TypeError:
+        return False
+    return True
 
 
 def _attribute(method: Method, module: nn.Module, path: str) -> Value:
