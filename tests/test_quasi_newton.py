@@ -141,6 +141,12 @@ def test_what_it_cannot_use_is_refused() -> None:
         vp.fit(objective(method=vp.LOCAL_REPARAM), (x, y), optimizer="lbfgs")
     with pytest.raises(ValueError, match="needs all rows at once"):
         vp.fit(objective(), DataLoader(TensorDataset(x, y), 10), optimizer="lbfgs")
+    with pytest.raises(ValueError, match="leave `clip` out"):
+        vp.fit(objective(), (x, y), optimizer="lbfgs", clip=1.0)
+    with pytest.raises(ValueError, match="there is no objective to train"):
+        vp.replicas.fit([], x[None], y[None], optimizer="lbfgs")
+    with pytest.raises(ValueError, match="has shapes"):
+        vp.replicas.fit([objective()], x[:, 0], y[:, 0], optimizer="lbfgs")
     with pytest.raises(ValueError, match='optimizer must be "lbfgs" or a function'):
         vp.fit(objective(), (x, y), optimizer="newton")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='optimizer must be None or "lbfgs"'):

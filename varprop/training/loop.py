@@ -113,6 +113,8 @@ def fit(
     if resume and checkpoint is None:
         raise ValueError("fit: resume needs the file to go on from; give `checkpoint`.")
     if optimizer == "lbfgs":
+        if clip is not None:
+            raise ValueError('fit: optimizer="lbfgs" needs the gradient as it is; leave `clip` out.')
         batch_size = _all_rows(elbo, data)
     elif not (optimizer is None or callable(optimizer)):
         raise ValueError(
