@@ -401,12 +401,17 @@ def test_a_choice_has_the_shape_of_all_its_operands() -> None:
 
 def test_operands_may_be_given_by_name() -> None:
     x, ones = Gaussian(torch.randn(2, 3), torch.rand(2, 3)), torch.ones(3, 4)
+    mask, zero = torch.tensor([True, False, True]), torch.zeros(())
     for named, plain in (
         (lambda x: torch.add(x, other=x[:1]), lambda x: torch.add(x, x[:1])),
         (lambda x: torch.mul(input=x, other=2.0), lambda x: x * 2.0),
         (lambda x: x.sub(other=1.0), lambda x: x - 1.0),
         (lambda x: torch.matmul(x, other=ones), lambda x: x @ ones),
         (lambda x: torch.max(x, other=x[:1]), lambda x: torch.max(x, x[:1])),
+        (lambda x: torch.where(mask, input=x, other=zero), lambda x: torch.where(mask, x, zero)),
+        (lambda x: torch.where(condition=mask, input=x, other=zero), lambda x: torch.where(mask, x, zero)),
+        (lambda x: x.where(other=zero, condition=mask), lambda x: torch.where(mask, x, zero)),
+        (lambda x: x + torch.where(condition=mask, input=zero, other=zero), lambda x: x + 0.0),
     ):
         ours, theirs = vp.DVI(Function(named), x), vp.DVI(Function(plain), x)
         torch.testing.assert_close((ours.mean, ours.var), (theirs.mean, theirs.var))

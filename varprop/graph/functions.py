@@ -218,8 +218,8 @@ def _chosen(method: Method, condition: Value, a: Value, b: Value) -> Gaussian:
 
 
 @rule("exact")
-def where(method: Method, function: Function, condition: Value, a: Value, b: Value) -> Gaussian:
-    return _chosen(method, condition, a, b)
+def where(method: Method, function: Function, condition: Value, input: Value, other: Value) -> Gaussian:
+    return _chosen(method, condition, input, other)
 
 
 @rule("exact")
