@@ -121,6 +121,10 @@ def fit(
             f'fit: optimizer must be "lbfgs" or a function that makes a torch optimiser, got {optimizer!r}.'
         )
     fabric = one_device() if fabric is None else fabric
+    if optimizer == "lbfgs" and fabric.world_size > 1:
+        raise ValueError(
+            f'fit: optimizer="lbfgs" needs all rows in one process, and the fabric has {fabric.world_size}.'
+        )
     with _separate_random_state(fabric):
         train, held_out = split(data, validation, seed)
         check_size(elbo.n_data, data, train)
