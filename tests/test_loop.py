@@ -317,7 +317,8 @@ def test_a_wrong_n_data_is_told_what_to_be() -> None:
 
 
 def test_a_share_may_be_any_real_number() -> None:
-    assert len(vp.fit(objective(), (X, Y), epochs=1, validation=np.float32(0.2))) == 1  # type: ignore[arg-type]
+    share: Any = np.float32(0.2)
+    assert len(vp.fit(objective(), (X, Y), epochs=1, validation=share)) == 1
 
 
 def test_a_share_of_a_dataset_is_that_of_its_tensors() -> None:

@@ -115,7 +115,7 @@ def layers(method: Method, module: Layer, x: Activation, state: Value = None) ->
         outputs = []
         for direction in range(directions):
             index = layer * directions + direction
-            first = tuple(s.map(lambda t, i=index: t[i]) for s in start)  # type: ignore[misc]
+            first = tuple(s.map(partial(torch.select, dim=0, index=index)) for s in start)
             out, end = _unrolled(
                 method, module, f"_l{layer}{'_reverse' * direction}", steps, first, reverse=direction == 1
             )
@@ -136,7 +136,8 @@ def _unrolled(
     order = range(x.shape[0])
     projection = random_tensor(module, f"weight_hr{suffix}")
     for t in reversed(order) if reverse else order:
-        state = step(inputs.map(lambda a, t=t: a[t]), _affine(module, "hh", suffix, state[0]), state)  # type: ignore[misc]
+        now = inputs.map(partial(torch.select, dim=0, index=t))
+        state = step(now, _affine(module, "hh", suffix, state[0]), state)
         if projection is not None:
             state = (as_gaussian(moments.affine(F.linear, state[0], projection)), *state[1:])
         outputs.append(state[0])
