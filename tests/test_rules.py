@@ -171,3 +171,12 @@ def test_a_changed_copy_of_a_rule_can_be_pickled() -> None:
     rule = replace(vp.DVI.rules[nn.ReLU], kind="copied")  # type: ignore[type-var]
     again = pickle.loads(pickle.dumps(vp.DVI | {nn.ReLU: rule})).rules[nn.ReLU]
     assert (again.kind, again.apply, again.gain) == ("copied", rule.apply, rule.gain)
+
+
+def test_recurrent_layers_cite_their_own_equations() -> None:
+    rows = [
+        vp.summary(vp.variational(kind(3, 4)), vp.DVI, torch.randn(2, 5, 3))
+        for kind in (nn.LSTM, nn.GRU, nn.RNN)
+    ]
+    assert [row.operations[0].kind.equation for row in rows] == [22, 23, 16]
+    assert pickle.loads(pickle.dumps(vp.DVI)).rules[nn.GRU].equation == 23

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -149,6 +150,10 @@ def _join(join: Callable[..., Tensor], parts: list[Gaussian], dim: int) -> Gauss
 
 
 RECURRENT: Table = {
-    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), layers),
-    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), cell),
+    nn.RNN: replace(layers, equation=16),
+    nn.LSTM: layers,
+    nn.GRU: replace(layers, equation=23),
+    nn.RNNCell: replace(cell, equation=16),
+    nn.LSTMCell: cell,
+    nn.GRUCell: replace(cell, equation=23),
 }
