@@ -16,6 +16,7 @@ from ..methods.base import (
     Table,
     Value,
     as_rule,
+    callable_of,
     is_plain,
     is_random_value,
     missing,
@@ -106,12 +107,14 @@ def _function(method: Method, place: Place, args: Value, options: Value) -> Valu
     if found is None:
         raise missing(method, function)
     try:
-        out = method.run(found, function, args, options, place)
+        out = found.apply(method, callable_of(function, args), *args, **options)
     except TypeError as error:
         if isinstance(error, NoRuleError) or _takes(found, method, function, args, options):
             raise
         raise missing(method, function, f" with these arguments ({error})") from error
-    return out if place.step.fork is None else residual.corrected(method, found, place, out)
+    if place.step.fork is not None:
+        out = residual.corrected(method, found, place, out)
+    return method.watched(found, function, args, options, out, place)
 
 
 def _takes(rule: Rule, method: Method, function: Function | str, args: Value, options: Value) -> bool:

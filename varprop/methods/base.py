@@ -242,6 +242,18 @@ class Method:
     ) -> Value:
         """Apply a rule, then call the watch function if there is one."""
         output = rule.apply(self, callable_of(operation, args), *args, **options)
+        return self.watched(rule, operation, args, options, output, place)
+
+    def watched(
+        self,
+        rule: Rule,
+        operation: Operation,
+        args: tuple[Value, ...],
+        options: Mapping[str, Value],
+        output: Value,
+        place: Place | None = None,
+    ) -> Value:
+        """The output of a rule, or what the watch function makes of it."""
         if self.watch is None:
             return output
         return self.watch(Call(self, rule, operation, args, options, output, place))
