@@ -389,3 +389,10 @@ def test_what_auto_takes_for_classes() -> None:
     assert guess_task(pd.Series(["0.5", "1", "1"])) is Task.regression
     assert guess_task(pd.Series(range(30))) is Task.regression
     assert TargetColumn.fit(pd.Series(["10", "9", "x"], name="y")).classes == ["9", "10", "x"]
+
+
+def test_a_word_in_a_column_of_numbers_does_not_make_them_classes() -> None:
+    column = pd.Series([*(f"{i}.5" for i in range(20)), "unknown"], name="price", index=range(1, 22))
+    with pytest.raises(ValueError, match="'price', the target, has numbers, but 'unknown' in row 21"):
+        TargetColumn.fit(column)
+    assert len(TargetColumn.fit(column, Task.classification).classes or ()) == 21

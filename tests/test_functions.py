@@ -169,6 +169,8 @@ def test_gates_of_functions_are_recorded_like_those_of_layers() -> None:
         ),
         (lambda x: 1 / x, "truediv by a random value"),
         (lambda x: x**0.5, "with the exponent 0.5"),
+        (lambda x: 2**x, "pow with a random exponent"),
+        (lambda x: torch.div(x, 2, rounding_mode="floor"), "div with these arguments .*rounding_mode"),
         (lambda x: F.max_pool1d(x, 2, return_indices=True), "max_pool1d"),
         (lambda x: nn.MaxPool1d(2, return_indices=True)(x), "MaxPool1d with return_indices=True"),
         (lambda x: x.cumsum(0), r"Tensor\.cumsum; add one with `method \| \{\"cumsum\": rule\}`"),
@@ -389,3 +391,40 @@ def test_functions_compile() -> None:
         compiled = torch.compile(lambda x: vp.DVI(net, x), fullgraph=True, backend="eager")(x)
         eager = vp.DVI(net, x)
     torch.testing.assert_close((compiled.mean, compiled.var), (eager.mean, eager.var))
+
+
+def test_a_choice_has_the_shape_of_all_its_operands() -> None:
+    x, other = Gaussian(torch.zeros(3), torch.ones(3)), torch.ones(2, 3)
+    y = vp.DVI(Function(lambda x: torch.where(torch.tensor([True, False, True]), x, other)), x)
+    assert y.var.tolist() == [[1.0, 0.0, 1.0]] * 2
+
+
+def test_operands_may_be_given_by_name() -> None:
+    x, ones = Gaussian(torch.randn(2, 3), torch.rand(2, 3)), torch.ones(3, 4)
+    mask, zero = torch.tensor([True, False, True]), torch.zeros(())
+    for named, plain in (
+        (lambda x: torch.add(x, other=x[:1]), lambda x: torch.add(x, x[:1])),
+        (lambda x: torch.mul(input=x, other=2.0), lambda x: x * 2.0),
+        (lambda x: x.sub(other=1.0), lambda x: x - 1.0),
+        (lambda x: torch.matmul(x, other=ones), lambda x: x @ ones),
+        (lambda x: torch.max(x, other=x[:1]), lambda x: torch.max(x, x[:1])),
+        (lambda x: torch.where(mask, input=x, other=zero), lambda x: torch.where(mask, x, zero)),
+        (lambda x: torch.where(condition=mask, input=x, other=zero), lambda x: torch.where(mask, x, zero)),
+        (lambda x: x.where(other=zero, condition=mask), lambda x: torch.where(mask, x, zero)),
+        (lambda x: x + torch.where(condition=mask, input=zero, other=zero), lambda x: x + 0.0),
+    ):
+        ours, theirs = vp.DVI(Function(named), x), vp.DVI(Function(plain), x)
+        torch.testing.assert_close((ours.mean, ours.var), (theirs.mean, theirs.var))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.softmax(x, -1, dtype=torch.float64),
+        lambda x: torch.softmax(x, -1, torch.float64),
+        lambda x: x.log_softmax(-1, dtype=torch.float64),
+    ],
+)
+def test_a_softmax_in_another_precision(function: base.Function) -> None:
+    y = vp.DVI(Function(function), Gaussian(torch.randn(2, 3), torch.rand(2, 3)))
+    assert y.mean.dtype == y.var.dtype == torch.float64

@@ -620,6 +620,20 @@ def test_a_watch_sees_every_operation() -> None:
     assert [kind for _, kind in seen][:2] == ["exact", "as its layer"]
 
 
+def test_a_watch_sees_a_sum_with_its_covariance() -> None:
+    net, x = nn.Sequential(Residual(4)), Gaussian(torch.randn(2, 4), torch.rand(2, 4))
+    sums: list[Tensor] = []
+
+    def watch(call: Call) -> object:
+        if call.operation is operator.add:
+            sums.append(call.output.var)
+        return call.output
+
+    out = vp.DVI.watching(watch)(net, x)
+    torch.testing.assert_close(sums, [out.var])
+    assert not torch.allclose(out.var, (vp.DVI | INDEPENDENT)(net, x).var)
+
+
 def test_the_return_value_of_a_watch_replaces_the_output() -> None:
     def shifted(call: Call) -> object:
         return call.output + 1.0 if isinstance(call.operation, nn.ReLU) else call.output

@@ -75,3 +75,9 @@ def test_what_holds_no_model_is_named() -> None:
     assert as_model(objective(), "report").target.classes is None
     with pytest.raises(TypeError, match="report: Linear is neither an ELBO nor"):
         as_model(nn.Linear(1, 1), "report")
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_a_batch_size_that_is_no_number_of_rows_is_an_error(size: float) -> None:
+    with pytest.raises(ValueError, match="batch_size must be positive and a whole number"):
+        objective().predict(torch.randn(10, 2), batch_size=size)  # type: ignore[arg-type]

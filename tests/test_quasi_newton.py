@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -135,12 +136,21 @@ def test_an_error_in_the_objective_ends_the_round(members: int) -> None:
         LBFGS([w], members=members).step(closure)
 
 
-def test_what_it_cannot_use_is_refused() -> None:
+def test_what_it_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data()
     with pytest.raises(ValueError, match="needs an objective without noise, and LOCAL_REPARAM samples"):
         vp.fit(objective(method=vp.LOCAL_REPARAM), (x, y), optimizer="lbfgs")
     with pytest.raises(ValueError, match="needs all rows at once"):
         vp.fit(objective(), DataLoader(TensorDataset(x, y), 10), optimizer="lbfgs")
+    with pytest.raises(ValueError, match="leave `clip` out"):
+        vp.fit(objective(), (x, y), optimizer="lbfgs", clip=1.0)
+    monkeypatch.setattr(Fabric, "world_size", property(lambda self: 2))
+    with pytest.raises(ValueError, match="in one process, and the fabric has 2"):
+        vp.fit(objective(), (x, y), optimizer="lbfgs", fabric=Fabric(devices=1))
+    with pytest.raises(ValueError, match="there is no objective to train"):
+        vp.replicas.fit([], x[None], y[None], optimizer="lbfgs")
+    with pytest.raises(ValueError, match="has shapes"):
+        vp.replicas.fit([objective()], x[:, 0], y[:, 0], optimizer="lbfgs")
     with pytest.raises(ValueError, match='optimizer must be "lbfgs" or a function'):
         vp.fit(objective(), (x, y), optimizer="newton")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='optimizer must be None or "lbfgs"'):

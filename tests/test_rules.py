@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -144,3 +147,36 @@ def test_a_gain_may_be_a_whole_number() -> None:
     method = vp.DVI | {Double: vp.Rule(lambda method, module, x: x * 2.0, "exact", gain=lambda call: 2)}
     x = vp.Gaussian(torch.zeros(3), torch.ones(3))
     assert method(Sum(), x).var.tolist() == [9.0, 9.0, 9.0]
+
+
+def test_a_rule_keeps_its_gain_in_a_method_with_other_gates() -> None:
+    """VBP has gates, but exact moments of ReLU have none, whatever the method that uses them."""
+    torch.manual_seed(0)
+    net = vp.variational(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1)), logvar=-1.0)
+    mixed, x = vp.VBP | {nn.ReLU: vp.DVI.rules[nn.ReLU]}, torch.randn(4, 3)
+    torch.testing.assert_close(vp.correlated(net, x, method=mixed).var, vp.correlated(net, x).var)
+
+
+def test_gates_in_a_method_without_a_slope_are_steps() -> None:
+    mixed = vp.DVI | {nn.ReLU: vp.VBP.rules[nn.ReLU]}
+    net = vp.variational(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1)))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(mixed(net, x).var, vp.VBP(net, x).var)
+    torch.testing.assert_close(
+        vp.correlated(net, x, method=mixed).var, vp.correlated(net, x, method=vp.VBP).var
+    )
+
+
+def test_a_changed_copy_of_a_rule_can_be_pickled() -> None:
+    rule = replace(vp.DVI.rules[nn.ReLU], kind="copied")  # type: ignore[type-var]
+    again = pickle.loads(pickle.dumps(vp.DVI | {nn.ReLU: rule})).rules[nn.ReLU]
+    assert (again.kind, again.apply, again.gain) == ("copied", rule.apply, rule.gain)
+
+
+def test_recurrent_layers_cite_their_own_equations() -> None:
+    rows = [
+        vp.summary(vp.variational(kind(3, 4)), vp.DVI, torch.randn(2, 5, 3))
+        for kind in (nn.LSTM, nn.GRU, nn.RNN)
+    ]
+    assert [row.operations[0].kind.equation for row in rows] == [22, 23, 16]
+    assert pickle.loads(pickle.dumps(vp.DVI)).rules[nn.GRU].equation == 23

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from . import likelihoods, moments, predictive, priors
+from . import likelihoods, methods, moments, predictive, priors
 from .gaussian import Gaussian
 from .inspect import metrics
 from .inspect.consistency import Audit, audit
@@ -77,6 +77,7 @@ __all__ = [
     "import_posterior",
     "likelihoods",
     "load",
+    "methods",
     "metrics",
     "moments",
     "posteriors",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from operator import itemgetter
 
 import torch
@@ -146,6 +147,10 @@ class ELBO(nn.Module):
         :param batch_size: rows that pass through the network at once; all by default.
         """
         if batch_size is not None:
+            if not (isinstance(batch_size, Integral) and batch_size > 0):
+                raise ValueError(
+                    f"predict: batch_size must be positive and a whole number, got {batch_size!r}."
+                )
             rows = [slice(i, i + batch_size) for i in range(0, max(x.shape[0], 1), batch_size)]
             return concatenate([self.predict(move(itemgetter(part), x), samples) for part in rows])
         if not self.method.samples:

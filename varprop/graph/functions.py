@@ -88,7 +88,9 @@ def _slope(call: Call) -> Tensor | None:
 @rule("exact", 4, gain=_slope, noise=unexplained)
 def power(method: Method, function: Function, x: Gaussian, exponent: Value = 2) -> Gaussian:
     """Integer powers: the square in closed form (Eq. 4), others by quadrature, also exact (Eq. 16)."""
-    if isinstance(exponent, Gaussian | Tensor) or exponent != int(exponent) or exponent < 1:
+    if isinstance(exponent, Gaussian):
+        raise missing(method, function, " with a random exponent")
+    if isinstance(exponent, Tensor) or exponent != int(exponent) or exponent < 1:
         raise missing(method, function, f" with the exponent {exponent}")
     return moments.square(x) if exponent == 2 else moments.quadrature(lambda t: t ** int(exponent), x)
 
@@ -210,13 +212,14 @@ def _chosen(method: Method, condition: Value, a: Value, b: Value) -> Gaussian:
     """An elementwise choice between two values by a deterministic condition."""
     if isinstance(condition, Gaussian):
         raise missing(method, torch.where, " with a random condition")
+    mean = torch.where(condition, mean_of(a), mean_of(b))
     a_var, b_var = (x.var if isinstance(x, Gaussian) else 0.0 for x in (a, b))
-    return Gaussian.of(torch.where(condition, mean_of(a), mean_of(b)), torch.where(condition, a_var, b_var))
+    return Gaussian.of(mean, torch.where(condition, a_var, b_var).expand_as(mean))
 
 
 @rule("exact")
-def where(method: Method, function: Function, condition: Value, a: Value, b: Value) -> Gaussian:
-    return _chosen(method, condition, a, b)
+def where(method: Method, function: Function, condition: Value, input: Value, other: Value) -> Gaussian:
+    return _chosen(method, condition, input, other)
 
 
 @rule("exact")

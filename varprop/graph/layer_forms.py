@@ -33,7 +33,8 @@ def _as_layer(
         raise missing(method, function, " with return_indices=True")
     if any(isinstance(value, Tensor | Gaussian) for value in (*args, *options.values())):
         raise missing(method, function, " with a tensor among its options")
-    return method(build(x, *args, **options), x)
+    dtype = next((value for value in (*args, *options.values()) if isinstance(value, torch.dtype)), None)
+    return method(build(x, *args, **options), x if dtype is None else move(lambda t: t.to(dtype), x))
 
 
 # --------------------------------------------------------------- functions with the same options as the layer
@@ -42,10 +43,8 @@ def _as_layer(
 def _layer(kind: Build, names: str, x: Activation, *args: Value, **options: Value) -> nn.Module:
     """The layer of this kind, for a function whose arguments after the input have these names."""
     options = {**dict(zip(names.split(), args, strict=False)), **options}
-    for name in ("inplace", "_stacklevel"):
+    for name in ("inplace", "_stacklevel", "dtype"):
         options.pop(name, None)
-    if options.get("dtype", ...) is None:
-        del options["dtype"]
     training = options.pop("training", True)
     return kind(**options).train(training)
 

@@ -117,19 +117,31 @@ def steps_of(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
     steps: dict[str, Step] = {}
     for node in graph.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), lambda a: Ref(renamed[a]))
-        if not args and "input" in kwargs:
-            args, kwargs = (
-                (kwargs["input"],),
-                {name: value for name, value in kwargs.items() if name != "input"},
-            )
+        args, kwargs = _by_place(tuple(args), dict(kwargs))
         renamed[node] = node.name
         if _in_place(module, node) and node.args and isinstance(node.args[0], fx.Node):
             # Later steps that use the argument get the value written into it.
             renamed[node.args[0]] = node.name
         sources = tuple(dict.fromkeys(_refs((args, kwargs))))
-        step = Step(node.name, node.op, node.target, tuple(args), dict(kwargs), sources, node.meta["place"])
+        step = Step(node.name, node.op, node.target, args, kwargs, sources, node.meta["place"])
         steps[step.name] = replace(step, fork=_fork(steps, step)) if node.target in SUMS else step
     return _freeing(list(steps.values()))
+
+
+def _by_place(
+    args: tuple[Value, ...], kwargs: dict[str, Value]
+) -> tuple[tuple[Value, ...], dict[str, Value]]:
+    """Arguments with operands that are given by torch's names for them, as in torch.add(input=x, other=y), in
+    their places; those of torch.where have other places."""
+    for place, name in enumerate(("input", "other")):
+        if (
+            len(args) == place
+            and name in kwargs
+            and "condition" not in kwargs
+            and not (place and "input" in kwargs)
+        ):
+            args = (*args, kwargs.pop(name))
+    return args, kwargs
 
 
 def _in_place(module: nn.Module, node: fx.Node) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
+from inspect import signature
 
 from torch import Tensor, nn
 
@@ -17,6 +16,7 @@ from ..methods.base import (
     Table,
     Value,
     as_rule,
+    callable_of,
     is_plain,
     is_random_value,
     missing,
@@ -106,15 +106,24 @@ def _function(method: Method, place: Place, args: Value, options: Value) -> Valu
     found = method.function_rule(function)
     if found is None:
         raise missing(method, function)
+    try:
+        out = found.apply(method, callable_of(function, args), *args, **options)
+    except TypeError as error:
+        if isinstance(error, NoRuleError) or _takes(found, method, function, args, options):
+            raise
+        raise missing(method, function, f" with these arguments ({error})") from error
     if place.step.fork is not None:
-        found = replace(found, apply=partial(_with_covariance, found, place))
-    return method.run(found, function, args, options, place)
+        out = residual.corrected(method, found, place, out)
+    return method.watched(found, function, args, options, out, place)
 
 
-def _with_covariance(
-    rule: Rule, place: Place, method: Method, function: Function, *args: Value, **options: Value
-) -> Value:
-    return residual.corrected(method, rule, place, rule.apply(method, function, *args, **options))
+def _takes(rule: Rule, method: Method, function: Function | str, args: Value, options: Value) -> bool:
+    """Whether a rule has parameters for the arguments of a call."""
+    try:
+        signature(rule.apply).bind(method, function, *args, **options)
+    except TypeError:
+        return False
+    return True
 
 
 def _attribute(method: Method, module: nn.Module, path: str) -> Value:

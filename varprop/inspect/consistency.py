@@ -22,7 +22,7 @@ from ..methods.base import Call, Method, Value
 from ..methods.noise import Bound
 from ..methods.tables import DVI, EXACT
 from ..objectives import ELBO
-from ..posterior import draw, is_random, posteriors
+from ..posterior import Layer, draw, is_random, posteriors
 from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture
 from ..priors import Prior
 from .metrics import log_likelihood, rmse
@@ -209,10 +209,18 @@ def _networks(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]
         fixed = {f"net.{name}": weight for name, weight in weights.items()} | no_variance
         return mean_of(functional_call(Bound(elbo.net), fixed, (elbo.method, x)))
 
+    # torch cannot map its recurrent layers over weights.
+    mapped = not any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in elbo.net.modules())
+
+    def run_all(weights: dict[str, Tensor], n: int, x: Tensor) -> Tensor:
+        if mapped:
+            return vmap(run, in_dims=(0, None))(weights, x)
+        return torch.stack([run({name: w[i] for name, w in weights.items()}, x) for i in range(n)])
+
     def outputs(x: Tensor) -> Tensor:
         generator = torch.Generator(x.device).manual_seed(seed)
         chunks = (min(50, samples - i) for i in range(0, samples, 50))
-        return torch.cat([vmap(run, in_dims=(0, None))(draw(elbo.net, n, generator), x) for n in chunks])
+        return torch.cat([run_all(draw(elbo.net, n, generator), n, x) for n in chunks])
 
     return outputs
 
@@ -284,14 +292,25 @@ class _Seen:
         self.gate_kl += (
             self.share * sum(moments.tail(x, knot).mean.sum().item() for knot in knots) / len(x.mean)
         )
-        if self.layer is not None:
-            shut = self.share * _by_unit(self.layer, (x.mean <= knots[0]).double()).mean(0)
+        closed = None if self.layer is None else _by_unit(self.layer, (x.mean <= knots[0]).double())
+        if self.layer is not None and closed is not None:
+            shut = self.share * closed.mean(0)
             self.closed[self.layer] = self.closed.get(self.layer, torch.zeros_like(shut)) + shut
 
 
-def _by_unit(layer: nn.Module, t: Tensor) -> Tensor:
-    """The layer's outputs with one column for each unit or channel."""
-    return (t if isinstance(layer, nn.Linear) else t.movedim(1, -1)).flatten(0, -2)
+def _by_unit(layer: Layer, t: Tensor) -> Tensor | None:
+    """What comes out of a layer, with one column for each of its units or channels.
+
+    None if other operations have mixed them, such as nn.Flatten after a convolution, or if the layer is
+    neither linear nor a convolution.
+    """
+    if isinstance(layer, nn.Linear):
+        axis, units, dims = -1, layer.out_features, t.dim()
+    elif isinstance(layer, nn.modules.conv._ConvNd):
+        axis, units, dims = 1, layer.out_channels, layer.weight.dim()
+    else:
+        return None
+    return t.movedim(axis, -1).flatten(0, -2) if (t.dim(), t.shape[axis]) == (dims, units) else None
 
 
 @torch.enable_grad()

@@ -30,7 +30,10 @@ class ModelFileError(ValueError):
     """A model that cannot be saved, or a folder that holds no model."""
 
 
-SHAPES = "Flatten Unflatten Identity PixelShuffle PixelUnshuffle ChannelShuffle Upsample"
+SHAPES = (
+    "Flatten Unflatten Unfold Identity PixelShuffle PixelUnshuffle ChannelShuffle "
+    "Upsample UpsamplingNearest2d UpsamplingBilinear2d"
+)
 WEIGHTED = "Linear Embedding EmbeddingBag PReLU LayerNorm GroupNorm RMSNorm"
 DROPOUTS = "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout"
 ACTIVATIONS = (
@@ -39,7 +42,7 @@ ACTIVATIONS = (
 )
 IN_DIMENSIONS = (
     "Conv ConvTranspose MaxPool AvgPool AdaptiveMaxPool AdaptiveAvgPool BatchNorm InstanceNorm "
-    "ZeroPad ConstantPad ReflectionPad ReplicationPad"
+    "ZeroPad ConstantPad ReflectionPad ReplicationPad CircularPad"
 )
 LAYERS: dict[str, type[nn.Module]] = {
     name: getattr(nn, name)

@@ -76,10 +76,17 @@ class Rule:
     """Whether a graph shows the parts of the module instead of the module itself."""
 
     def __reduce__(self) -> tuple[Callable[..., Rule], tuple[Value, ...]]:
-        """Pickle a decorated rule by its name, as functions are pickled, and any other rule by its fields."""
+        """Pickle a decorated rule by its name, as functions are pickled, and any other rule by its fields.
+
+        The name of a decorated function is that of its rule, so a changed copy refers to the original.
+        """
+        facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
         home = getattr(self.apply, "rule_of", None)
-        if home is not None and getattr(sys.modules[home[0]], home[1], None) is self:
+        original = None if home is None else getattr(sys.modules[home[0]], home[1], None)
+        if home is not None and original is self:
             return _by_name, home
+        if isinstance(original, Rule) and original.apply is facts.pop("apply"):
+            return _changed, (original, facts)
         return Rule, tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
 
@@ -92,6 +99,10 @@ def _by_name(module: str, name: str) -> Rule:
     __import__(module)
     found: Rule = getattr(sys.modules[module], name)
     return found
+
+
+def _changed(original: Rule, facts: Mapping[str, Value]) -> Rule:
+    return replace(original, **facts)
 
 
 def rule(kind: str, equation: int | None = None, **facts: Value) -> Callable[[Function], Rule]:
@@ -231,6 +242,18 @@ class Method:
     ) -> Value:
         """Apply a rule, then call the watch function if there is one."""
         output = rule.apply(self, callable_of(operation, args), *args, **options)
+        return self.watched(rule, operation, args, options, output, place)
+
+    def watched(
+        self,
+        rule: Rule,
+        operation: Operation,
+        args: tuple[Value, ...],
+        options: Mapping[str, Value],
+        output: Value,
+        place: Place | None = None,
+    ) -> Value:
+        """The output of a rule, or what the watch function makes of it."""
         if self.watch is None:
             return output
         return self.watch(Call(self, rule, operation, args, options, output, place))

@@ -97,10 +97,25 @@ class TargetColumn:
 def guess_task(column: Text) -> Task:
     """Text, and whole numbers with few different values, are classes."""
     if not is_numeric(column):
+        _check_no_numbers_with_text(column)
         return Task.classification
     values = np.unique(numbers(column))
     few = len(values) <= FEW and bool((values == np.floor(values)).all())
     return Task.classification if few else Task.regression
+
+
+def _check_no_numbers_with_text(column: Text) -> None:
+    """Refuse to guess where a few words stand in a column of numbers, each of which would become a class."""
+    truth_values = pd.api.types.infer_dtype(column, skipna=True) == "boolean"
+    if truth_values or pd.api.types.is_datetime64_any_dtype(column):
+        return
+    is_number = pd.to_numeric(column, errors="coerce").notna()
+    if is_number.any() and guess_task(column[is_number]) is Task.regression:
+        text = column[~is_number]
+        raise TableError(
+            f"column {column.name!r}, the target, has numbers, but {str(text.iloc[0])!r} in row "
+            f"{text.index[0]}; correct it, or choose --task classification."
+        )
 
 
 def _check_complete(column: Text) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
+from numbers import Real
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import torch
@@ -59,7 +60,7 @@ def batches(data: Data, batch_size: int, fabric: Fabric, shuffle: bool) -> Batch
 def split(data: Data, validation: float | Data, seed: int) -> tuple[Data, Data | None]:
     """Training data, and the data to validate on: rows held out of `data`, or data given for it."""
     check_data("fit", "data", data)
-    if not isinstance(validation, int | float):
+    if not isinstance(validation, float | Real):
         check_data("fit", "validation", validation)
         return data, validation
     if validation == 0:

@@ -113,12 +113,18 @@ def fit(
     if resume and checkpoint is None:
         raise ValueError("fit: resume needs the file to go on from; give `checkpoint`.")
     if optimizer == "lbfgs":
+        if clip is not None:
+            raise ValueError('fit: optimizer="lbfgs" needs the gradient as it is; leave `clip` out.')
         batch_size = _all_rows(elbo, data)
     elif not (optimizer is None or callable(optimizer)):
         raise ValueError(
             f'fit: optimizer must be "lbfgs" or a function that makes a torch optimiser, got {optimizer!r}.'
         )
     fabric = one_device() if fabric is None else fabric
+    if optimizer == "lbfgs" and fabric.world_size > 1:
+        raise ValueError(
+            f'fit: optimizer="lbfgs" needs all rows in one process, and the fabric has {fabric.world_size}.'
+        )
     with _separate_random_state(fabric):
         train, held_out = split(data, validation, seed)
         check_size(elbo.n_data, data, train)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from typing import Literal
 
 import pandas as pd
@@ -112,15 +113,15 @@ def fit(
         raise ValueError(f'replicas.fit: schedule must be None or "cosine", got {schedule!r}.')
     if optimizer not in (None, "lbfgs"):
         raise ValueError(f'replicas.fit: optimizer must be None or "lbfgs", got {optimizer!r}.')
-    if optimizer == "lbfgs":
-        check_noiseless("replicas.fit", members[0].method)
-        batch_size = x.shape[1]
     if len(seeds) != len(members):
         raise ValueError(
             f"replicas.fit: there are {len(seeds)} seeds for {len(members)} members; give one for each."
         )
     check_members(members)
     _check_shapes("data", data, len(members))
+    if optimizer == "lbfgs":
+        check_noiseless("replicas.fit", members[0].method)
+        batch_size = x.shape[1]
     train, held_out = _split(data, validation, seeds)
     if weight is None and members[0].n_data not in (x.shape[1], train[0].shape[1]):
         raise wrong_size("replicas.fit", members[0].n_data, x.shape[1], train[0].shape[1])
@@ -250,7 +251,7 @@ def _parts(data: Batch) -> Iterator[Sequence[Tensor]]:
 
 def _split(data: Batch, validation: float | Batch, seeds: Sequence[int]) -> tuple[Batch, Batch | None]:
     """Training data, and the data to validate on: rows held out of `data`, or data given for it."""
-    if not isinstance(validation, int | float):
+    if not isinstance(validation, float | Real):
         _check_shapes("validation", validation, len(seeds))
         return data, validation
     if validation == 0:

@@ -60,18 +60,32 @@ def _knots(module: nn.Module) -> Sequence[float]:
     return piecewise(module).knots
 
 
-def _mean_slope(call: Call) -> Tensor | None:
-    """The mean slope of the gates if the method has them, else of the activation itself (Eq. 25)."""
+def _sharpness(method: Method) -> float:
+    """The slope of the method's gates; a method that states none has step gates."""
+    return math.inf if method.slope is None else method.slope
+
+
+def _gate_slope(call: Call) -> Tensor | None:
+    """The mean slope of the gates (Eq. 25)."""
     if not isinstance(call.x, Gaussian):
         return None
-    return moments.slope(call.x, _pieces(call.module, call.x), call.method.slope)
+    return moments.slope(call.x, _pieces(call.module, call.x), _sharpness(call.method))
 
 
-@on_random("approximate", 6, gain=_mean_slope, noise=unexplained, knots=_knots)
+def _step_slope(call: Call) -> Tensor | None:
+    """The slope at the mean."""
+    return _pieces(call.module, call.x).slope(call.x.mean) if isinstance(call.x, Gaussian) else None
+
+
+def _mean_slope(call: Call) -> Tensor | None:
+    """The mean slope of the activation itself (Eq. 25)."""
+    return moments.slope(call.x, _pieces(call.module, call.x)) if isinstance(call.x, Gaussian) else None
+
+
+@on_random("approximate", 6, gain=_gate_slope, noise=unexplained, knots=_knots)
 def gated(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
     """A gate on the mean chooses the linear piece (VBP; Eq. 6)."""
-    assert method.slope is not None
-    return moments.gate(x, method.slope, _pieces(module, x))
+    return moments.gate(x, _sharpness(method), _pieces(module, x))
 
 
 @on_random("exact", 8, gain=_mean_slope, noise=unexplained, knots=_knots)
@@ -80,7 +94,7 @@ def rectified(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
     return moments.rectify(x, _pieces(module, x))
 
 
-@on_random("approximate", 9, gain=_mean_slope, noise=unexplained, knots=_knots)
+@on_random("approximate", 9, gain=_step_slope, noise=unexplained, knots=_knots)
 def anchored(method: Method, module: nn.Module, x: Gaussian) -> Gaussian:
     """The gate's mean, with the mean squared deviation of the true activation from it (CVBP; Eq. 9)."""
     return moments.anchored(x, _pieces(module, x))

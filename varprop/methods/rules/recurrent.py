@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +116,7 @@ def layers(method: Method, module: Layer, x: Activation, state: Value = None) ->
         outputs = []
         for direction in range(directions):
             index = layer * directions + direction
-            first = tuple(s.map(itemgetter(index)) for s in start)
+            first = tuple(s.map(partial(torch.select, dim=0, index=index)) for s in start)
             out, end = _unrolled(
                 method, module, f"_l{layer}{'_reverse' * direction}", steps, first, reverse=direction == 1
             )
@@ -137,7 +137,7 @@ def _unrolled(
     order = range(x.shape[0])
     projection = random_tensor(module, f"weight_hr{suffix}")
     for t in reversed(order) if reverse else order:
-        now = inputs.map(itemgetter(t))
+        now = inputs.map(partial(torch.select, dim=0, index=t))
         state = step(now, _affine(module, "hh", suffix, state[0]), state)
         if projection is not None:
             state = (as_gaussian(moments.affine(F.linear, state[0], projection)), *state[1:])
@@ -150,6 +150,10 @@ def _join(join: Callable[..., Tensor], parts: list[Gaussian], dim: int) -> Gauss
 
 
 RECURRENT: Table = {
-    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), layers),
-    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), cell),
+    nn.RNN: replace(layers, equation=16),
+    nn.LSTM: layers,
+    nn.GRU: replace(layers, equation=23),
+    nn.RNNCell: replace(cell, equation=16),
+    nn.LSTMCell: cell,
+    nn.GRUCell: replace(cell, equation=23),
 }

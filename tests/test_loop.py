@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
@@ -313,6 +314,11 @@ def test_a_wrong_n_data_is_told_what_to_be() -> None:
         vp.fit(objective(n_data=45), (X, Y), validation=0.2)
     weighted = TensorDataset(X, Y, torch.full((N,), 2.0))
     vp.fit(objective(n_data=2 * N), weighted, epochs=1)  # weights tell how much data there is
+
+
+def test_a_share_may_be_any_real_number() -> None:
+    share: Any = np.float32(0.2)
+    assert len(vp.fit(objective(), (X, Y), epochs=1, validation=share)) == 1
 
 
 def test_a_share_of_a_dataset_is_that_of_its_tensors() -> None:

@@ -121,11 +121,14 @@ def test_every_layer_of_the_list_is_described_by_its_arguments(name: str) -> Non
         "Zero": (1,),
         "Reflection": (1,),
         "Replication": (1,),
+        "Circular": (1,),
+        "Unfold": (3,),
         "Pixel": (2,),
         "Channel": (2,),
     }
     needed |= {
         "Upsample": (None, (2, 1.5), "bilinear"),
+        "Upsampling": (None, 2),
         "Softmax2d": (),
         "Softmax": (1,),
         "LogSoftmax": (1,),
@@ -161,6 +164,13 @@ def test_asks_for_parts_it_cannot_describe(tmp_path: Path) -> None:
     assert_same(elbo, vp.load(tmp_path, net(), method=method, likelihood=Poisson()), X, Y)
     with pytest.raises(vp.ModelFileError, match="does not fit its weights or the parts given"):
         vp.load(tmp_path, mlp(), method=method, likelihood=Poisson())
+
+
+def test_every_layer_without_parts_that_has_a_rule_can_be_saved() -> None:
+    """Attention and recurrent layers are given to `load` as a network."""
+    own = {"Module", "Sequential", "ModuleList", "MultiheadAttention", "RNN", "LSTM", "GRU"}
+    own |= {"TransformerEncoderLayer", "TransformerEncoder", "RNNCell", "LSTMCell", "GRUCell"}
+    assert {key.__name__ for key in vp.DVI.rules if isinstance(key, type)} - own == LAYERS.keys()
 
 
 def test_a_replaced_rule_or_a_layer_used_twice_is_not_described() -> None:

@@ -205,3 +205,33 @@ def test_a_default_estimator_passes_its_audit(load):
     kind = vp.BayesianMLPRegressor if load is load_diabetes else vp.BayesianMLPClassifier
     audit = kind(random_state=0).fit(x[train], y[train]).audit(x[test], y[test])
     assert audit.consistent, str(audit)
+
+
+class AfterSequence(nn.Module):
+    """A ReLU after a layer that is neither linear nor a convolution."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(x)[0] if isinstance(self.layer, nn.GRU) else self.layer(x)
+        return self.head(torch.relu(h).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.ReLU(), nn.Linear(12, 1)), (10, 1, 4, 4)),
+        (nn.Sequential(nn.Linear(3, 4), nn.MaxPool1d(2), nn.ReLU(), nn.Linear(2, 1)), (10, 3)),
+        (AfterSequence(nn.GRU(3, 4, batch_first=True)), (10, 5, 3)),
+        (AfterSequence(nn.Embedding(7, 4)), (10, 5)),
+    ],
+    ids=["flattened", "pooled", "recurrent", "embedding"],
+)
+def test_activations_that_are_not_the_units_of_a_layer_are_audited_too(net, shape):
+    x = torch.randint(7, shape) if len(shape) == 2 and shape[1] == 5 else torch.randn(shape)
+    elbo = vp.ELBO(vp.variational(net), vp.VBP, vp.likelihoods.Normal(), vp.priors.FanIn(4.0), n_data=len(x))
+    audit = vp.audit(elbo, x, torch.randn(len(x), 1), samples=10)
+    assert audit.layers == ()
+    assert audit.gate_kl > 0
