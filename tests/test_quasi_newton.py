@@ -140,6 +140,10 @@ def test_what_it_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data()
     with pytest.raises(ValueError, match="needs an objective without noise, and LOCAL_REPARAM samples"):
         vp.fit(objective(method=vp.LOCAL_REPARAM), (x, y), optimizer="lbfgs")
+    plain = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    likelihood, prior = vp.likelihoods.Normal().double(), vp.priors.Normal()
+    with pytest.raises(ValueError, match="needs an objective without noise, and Dropout samples"):
+        vp.fit(vp.ELBO(plain, vp.DETERMINISTIC, likelihood, prior, n_data=60), (x, y), optimizer="lbfgs")
     with pytest.raises(ValueError, match="needs all rows at once"):
         vp.fit(objective(), DataLoader(TensorDataset(x, y), 10), optimizer="lbfgs")
     with pytest.raises(ValueError, match="leave `clip` out"):

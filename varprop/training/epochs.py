@@ -13,9 +13,8 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..methods.base import Method
 from ..objectives import ELBO
 
 if TYPE_CHECKING:
@@ -206,10 +205,13 @@ def check_options(
             raise ValueError(f"{caller}: a seed must be a whole number below 2**43, got {seed!r}.")
 
 
-def check_noiseless(caller: str, method: Method) -> None:
+def check_noiseless(caller: str, elbo: ELBO) -> None:
     """Refuse an objective that samples to an optimiser that compares its values."""
-    if method.samples:
+    method, dropout = elbo.method, nn.modules.dropout._DropoutNd
+    drops = any(isinstance(part, dropout) and part.p > 0 for part in elbo.net.modules())
+    # Methods with moments take dropout as variance; the plain network samples it.
+    source = method.name if method.samples else "Dropout" if method.deterministic and drops else None
+    if source:
         raise ValueError(
-            f'{caller}: optimizer="lbfgs" needs an objective without noise, and {method.name} samples; '
-            "use Adam."
+            f'{caller}: optimizer="lbfgs" needs an objective without noise, and {source} samples; use Adam.'
         )

@@ -161,7 +161,7 @@ def _all_rows(elbo: ELBO, data: Data) -> int:
         raise ValueError(
             'fit: optimizer="lbfgs" needs all rows at once; give `data` as tensors or a Dataset.'
         )
-    check_noiseless("fit", elbo.method)
+    check_noiseless("fit", elbo)
     return rows
 
 

@@ -120,7 +120,7 @@ def fit(
     check_members(members)
     _check_shapes("data", data, len(members))
     if optimizer == "lbfgs":
-        check_noiseless("replicas.fit", members[0].method)
+        check_noiseless("replicas.fit", members[0])
         batch_size = x.shape[1]
     train, held_out = _split(data, validation, seeds)
     if weight is None and members[0].n_data not in (x.shape[1], train[0].shape[1]):
