@@ -35,6 +35,14 @@ PUBLISHED = {
 From Table 1 of the paper; dvi-hetero from Table 2 of Wu et al. (2019).
 """
 
+IMAGES = ("MNIST", "FashionMNIST", "CIFAR-10", "CIFAR-100")
+PUBLISHED_IMAGES = {
+    "vbp": ("0.85 10.10 31.33 60.97", "-0.03 -0.28 -0.90 -2.37"),
+    "dvi": ("0.97 10.33 35.15 66.21", "-0.03 -0.29 -1.00 -2.61"),
+    "varout": ("1.12 10.81 33.40 62.85", "-0.03 -0.30 -0.95 -2.44"),
+}
+"""Table 2 of the paper: test errors in per cent and log-likelihoods in the order of the sets."""
+
 ROWS = (
     "vbp",
     "dvi",
@@ -74,6 +82,91 @@ def table1(folder: Path = cells.RESULTS / "table1") -> str:
             ("### Share of test targets inside the 90 % interval", "coverage", 2),
         )
     )
+
+
+IMAGE_ROWS = ("vbp", "dvi", "varout", "plain", "plain-scaled", "ours")
+
+
+def table2(folder: Path = cells.RESULTS / "table2") -> str:
+    """For each schedule the scores on the test images; then what the posteriors and strangers show."""
+    parts = []
+    for schedule in ("short", "one-rate", "paper"):
+        rows = {row: _runs(folder / schedule / row) for row in _in_order(folder / schedule)}
+        if rows:
+            parts += [f"### Schedule: {schedule}", _scores(rows), _drawn(rows), _strangers(rows)]
+    if held_out := sorted((folder / "validation").rglob("*.json")):
+        parts += ["### On held-out training images", _held_out(held_out)]
+    return "\n\n".join(parts)
+
+
+def _in_order(folder: Path) -> list[str]:
+    names = {path.parent.name for path in folder.glob("*/*.json")}
+    return [row for row in IMAGE_ROWS if row in names] + sorted(names - set(IMAGE_ROWS))
+
+
+def _runs(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The runs of each set."""
+    paths = {name: sorted(folder.glob(f"{name}-?.json")) for name in IMAGES}
+    return {name: [json.loads(path.read_text()) for path in found] for name, found in paths.items()}
+
+
+def _scores(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    head = ["images", "row", "runs", "error, %", "paper", "log-likelihood", "paper", "ECE", "Brier score"]
+    lines = []
+    for k, name in enumerate(IMAGES):
+        for row, sets in rows.items():
+            if runs := sets[name]:
+                paper = [numbers.split()[k] for numbers in PUBLISHED_IMAGES.get(row, ())] or ["", ""]
+                own = {score: [run["own"][score] for run in runs] for score in runs[0]["own"]}
+                error = _spread([100 * value for value in own["error"]], 2)
+                fit, ece, brier = (_spread(own[score], 4) for score in ("log_likelihood", "ece", "brier"))
+                seconds = f"{np.median([run['seconds_per_epoch'] for run in runs]):.0f}"
+                lines.append([name, row, str(len(runs)), error, paper[0], fit, paper[1], ece, brier, seconds])
+    return markdown([[*head, "s / epoch"], *lines])
+
+
+def _held_out(paths: Sequence[Path]) -> str:
+    """What was compared before the test images were looked at."""
+    lines = [["images", "row", "epochs", "peak of the rate", "error, %", "log-likelihood"]]
+    for path in paths:
+        cell = json.loads(path.read_text())
+        by, own = cell["configuration"], cell["own"]
+        scores = f"{100 * own['error']:.2f}", f"{own['log_likelihood']:.4f}"
+        lines.append([by["dataset"], by["row"], str(by["epochs"]), str(by["rate"]), *scores])
+    return markdown(lines)
+
+
+def _drawn(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """Own moments against networks drawn from the same posterior, on the same images."""
+    lines = [["images", "row", "log-likelihood, own", "Monte Carlo", "error, %, own", "Monte Carlo", "test images"]]
+    for name in IMAGES:
+        for row, sets in rows.items():
+            if found := [run["audit"] for run in sets[name] if "audit" in run]:
+                both = [[audit[by] for audit in found] for by in ("own", "drawn")]
+                fit = [_spread([scores["log_likelihood"] for scores in runs], 4) for runs in both]
+                error = [_spread([100 * scores["error"] for scores in runs], 2) for runs in both]
+                lines.append([name, row, *fit, *error, str(found[0]["images"])])
+    return markdown(lines)
+
+
+def _strangers(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """AUROC of telling strange images from the test images."""
+    lines = [["images", "out of distribution", "row", "AUROC by entropy", "by mutual information"]]
+    for name in IMAGES:
+        for strange in next((run["auroc"] for sets in rows.values() for run in sets[name]), {}):
+            for row, sets in rows.items():
+                if found := [run["auroc"][strange] for run in sets[name]]:
+                    by_entropy = _spread([auroc["entropy"] for auroc in found], 4)
+                    by_information = _spread([auroc["mutual_information"] for auroc in found], 4)
+                    certain = row.startswith("plain")  # there the mutual information is zero
+                    lines.append([name, strange, row, by_entropy, "" if certain else by_information])
+    return markdown(lines)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """Mean ± standard deviation, as in the paper; one value alone."""
+    mean = f"{np.mean(values):.{digits}f}"
+    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
 
 
 def calibration(folder: Path = cells.RESULTS / "calibrate") -> str:
@@ -133,7 +226,7 @@ def markdown(lines: Iterable[list[str]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    from . import consistency, defaults, estimators, networks, positions  # they import this module
+    from . import consistency, defaults, epochs, estimators, networks, positions  # they import this module
 
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(prog="python -m experiments.tables", description=__doc__)
@@ -142,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     accuracy = cells.RESULTS / "accuracy"
     sections = {
         "table1": table1(),
+        "table2": f"{table2()}\n\n{epochs.table(cells.RESULTS / 'table2' / 'epochs.json')}",
         "consistency": consistency.tables(),
         "networks": networks.table(json.loads((accuracy / "networks.json").read_text())["networks"]),
         "positions": positions.table(json.loads((accuracy / "positions.json").read_text())["rows"]),
