@@ -127,18 +127,23 @@ def _scores(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
 
 def _held_out(paths: Sequence[Path]) -> str:
     """What was compared before the test images were looked at."""
-    lines = [["images", "row", "epochs", "peak of the rate", "error, %", "log-likelihood"]]
+    head = ["images", "row", "augmented", "epochs", "peak of the rate", "of log-variances"]
+    lines = [[*head, "error, %", "log-likelihood"]]
     for path in paths:
         cell = json.loads(path.read_text())
         by, own = cell["configuration"], cell["own"]
         scores = f"{100 * own['error']:.2f}", f"{own['log_likelihood']:.4f}"
-        lines.append([by["dataset"], by["row"], str(by["epochs"]), str(by["rate"]), *scores])
+        rates = str(by["rate"]), f"{by['rate'] * by.get('logvar', 1):g}"
+        augmented = "yes" if by["augmented"] else "no"
+        lines.append([by["dataset"], by["row"], augmented, str(by["epochs"]), *rates, *scores])
     return markdown(lines)
 
 
 def _drawn(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     """Own moments against networks drawn from the same posterior, on the same images."""
-    lines = [["images", "row", "log-likelihood, own", "Monte Carlo", "error, %, own", "Monte Carlo", "test images"]]
+    lines = [
+        ["images", "row", "log-likelihood, own", "Monte Carlo", "error, %, own", "Monte Carlo", "test images"]
+    ]
     for name in IMAGES:
         for row, sets in rows.items():
             if found := [run["audit"] for run in sets[name] if "audit" in run]:
