@@ -172,17 +172,26 @@ def _idx(path: Path) -> Tensor:
 
 
 def cifar10() -> Images:
-    train = [_sprites(folder() / "cifar10" / f"train_{i}.npz") for i in range(1, 6)]
+    return _cifar("cifar10", "labels")
+
+
+def cifar100() -> Images:
+    """With the hundred fine labels."""
+    return _cifar("cifar100", "fine_labels")
+
+
+def _cifar(kind: str, labels: str) -> Images:
+    train = [_sprites(folder() / kind / f"train_{i}.npz", labels) for i in range(1, 6)]
     x, y = (torch.cat(part) for part in zip(*train, strict=True))
-    return x, y, *_sprites(folder() / "cifar10" / "test.npz")
+    return x, y, *_sprites(folder() / kind / "test.npz", labels)
 
 
-def _sprites(path: Path) -> tuple[Tensor, Tensor]:
+def _sprites(path: Path, labels: str) -> tuple[Tensor, Tensor]:
     """Images stored as lossless sprites of ten by ten."""
     from PIL import Image
 
     with np.load(_present(path), allow_pickle=False) as d:
-        webp, offsets, labels = d["webp"], d["offsets"], d["labels"]
+        webp, offsets, y = d["webp"], d["offsets"], d[labels]
     sprites = np.stack([np.asarray(Image.open(io.BytesIO(webp[a:b])).convert("RGB")) for a, b in pairwise(offsets)])
     images = torch.tensor(sprites).view(-1, 10, 32, 10, 32, 3).permute(0, 1, 3, 5, 2, 4).reshape(-1, 3, 32, 32)
-    return images, torch.tensor(labels).long()
+    return images, torch.tensor(y).long()

@@ -22,6 +22,14 @@ PUBLISHED = {
 }
 """Test log-likelihoods in the order of the sets: Table 1 of the paper; for dvi-hetero, Table 2 of Wu et al. (2019)."""
 
+IMAGES = ("MNIST", "FashionMNIST", "CIFAR-10", "CIFAR-100")
+PUBLISHED_IMAGES = {
+    "vbp": ("0.85 10.10 31.33 60.97", "-0.03 -0.28 -0.90 -2.37"),
+    "dvi": ("0.97 10.33 35.15 66.21", "-0.03 -0.29 -1.00 -2.61"),
+    "varout": ("1.12 10.81 33.40 62.85", "-0.03 -0.30 -0.95 -2.44"),
+}
+"""Table 2 of the paper: test errors in per cent and log-likelihoods in the order of the sets."""
+
 ROWS = (
     "vbp",
     "dvi",
@@ -61,6 +69,76 @@ def table1(folder: Path = cells.RESULTS / "table1") -> str:
             ("### Share of test targets inside the 90 % interval", "coverage", 2),
         )
     )
+
+
+IMAGE_ROWS = ("vbp", "dvi", "varout", "plain", "plain-scaled", "ours")
+
+
+def table2(folder: Path = cells.RESULTS / "table2") -> str:
+    """For each schedule the scores on the test images; then what the posteriors and strangers show."""
+    parts = []
+    for schedule in ("short", "paper"):
+        rows = {row: _runs(folder / schedule / row) for row in _in_order(folder / schedule)}
+        if rows:
+            parts += [f"### Schedule: {schedule}", _scores(rows), _drawn(rows), _strangers(rows)]
+    return "\n\n".join(parts)
+
+
+def _in_order(folder: Path) -> list[str]:
+    names = {path.parent.name for path in folder.glob("*/*.json")}
+    return [row for row in IMAGE_ROWS if row in names] + sorted(names - set(IMAGE_ROWS))
+
+
+def _runs(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The runs of each set."""
+    return {name: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-[0-9]*.json"))] for name in IMAGES}
+
+
+def _scores(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    head = ["images", "row", "runs", "error, %", "paper", "log-likelihood", "paper", "ECE", "Brier score", "s / epoch"]
+    lines = []
+    for k, name in enumerate(IMAGES):
+        for row, sets in rows.items():
+            if runs := sets[name]:
+                paper = [numbers.split()[k] for numbers in PUBLISHED_IMAGES.get(row, ())] or ["", ""]
+                error, fit, ece, brier = (
+                    _spread([scale * run["own"][score] for run in runs], digits)
+                    for score, scale, digits in (("error", 100, 2), ("log_likelihood", 1, 4), ("ece", 1, 4), ("brier", 1, 4))
+                )
+                seconds = np.median([run["seconds_per_epoch"] for run in runs])
+                lines.append([name, row, str(len(runs)), error, paper[0], fit, paper[1], ece, brier, f"{seconds:.0f}"])
+    return markdown([head, *lines])
+
+
+def _drawn(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """Own moments against networks drawn from the same posterior, on the same images."""
+    lines = [["images", "row", "log-likelihood, own", "drawn", "error, %, own", "drawn", "test images"]]
+    for name in IMAGES:
+        for row, sets in rows.items():
+            if found := [run["audit"] for run in sets[name] if "audit" in run]:
+                fit = [_spread([audit[by]["log_likelihood"] for audit in found], 4) for by in ("own", "drawn")]
+                error = [_spread([100 * audit[by]["error"] for audit in found], 2) for by in ("own", "drawn")]
+                lines.append([name, row, *fit, *error, str(found[0]["images"])])
+    return markdown(lines)
+
+
+def _strangers(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """AUROC of telling strange images from the test images."""
+    lines = [["images", "strangers", "row", "AUROC by entropy", "by mutual information"]]
+    for name in IMAGES:
+        for strange in next((run["auroc"] for sets in rows.values() for run in sets[name]), {}):
+            for row, sets in rows.items():
+                if found := [run["auroc"][strange] for run in sets[name]]:
+                    by = [_spread([auroc[score] for auroc in found], 4) for score in ("entropy", "mutual_information")]
+                    certain = row.startswith("plain")
+                    lines.append([name, strange, row, by[0], "" if certain else by[1]])
+    return markdown(lines)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """Mean ± standard deviation, as in the paper; one value alone."""
+    mean = f"{np.mean(values):.{digits}f}"
+    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
 
 
 def calibration(folder: Path = cells.RESULTS / "calibrate") -> str:

@@ -1,0 +1,301 @@
+"""Table 2 of the paper, four sets of images with LeNets of full width, and rows beyond it.
+
+    python -m experiments.table2 --datasets MNIST FashionMNIST --methods vbp dvi --runs 0 1 2
+
+A row is one recipe for all four sets. The schedule "short" is one cycle of the rate, "paper" a constant one; both are the
+same for all rows, and were chosen without the test images. A run that was stopped goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Adam, Optimizer
+
+import varprop as vp
+from varprop.predictive import ClassPredictive
+
+from . import cells, curves, data, tables
+from .images import Augmentation, ImageSet, loader
+from .lenets import lenet
+
+DRAWN = 100
+"""Networks drawn from a posterior to compare its own moments with."""
+HELD_OUT = 5000
+"""Training images that choose a temperature."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A set of images, and what depends on it."""
+
+    images: Callable[[], data.Images]
+    strangers: Callable[[], dict[str, Tensor]]
+    """Test images of other things, by the name of their set."""
+    epochs: int = 20
+    rate: float = 0.003
+    """The largest rate of the short schedule."""
+    batch: int = 128
+    flip: bool = False
+    """Whether a mirror image is of the same class."""
+    passes: int = 100
+    """Of a method that predicts by sampling."""
+    audited: int = 10_000
+    """Test images that the drawn networks see."""
+
+
+def cifar100_test() -> dict[str, Tensor]:
+    return {"CIFAR-100": data.cifar100()[2]}
+
+
+WIDE: dict[str, Any] = {"epochs": 10, "rate": 0.002, "batch": 64, "flip": True, "passes": 30, "audited": 2000}
+TASKS = {
+    "MNIST": Task(data.mnist, data.strangers),
+    "FashionMNIST": Task(data.fashion_mnist, dict, flip=True),
+    "CIFAR-10": Task(data.cifar10, cifar100_test, **WIDE),
+    "CIFAR-100": Task(data.cifar100, dict, **WIDE),
+}
+
+
+@dataclass(frozen=True)
+class Tempered(vp.priors.Prior):
+    """A prior whose divergence counts in part: the posterior of data seen 1/weight times."""
+
+    prior: vp.priors.Prior
+    weight: float
+
+    def kl(self, q: Any) -> Tensor:
+        return self.weight * self.prior.kl(q)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a row is trained. The defaults are the paper's protocol."""
+
+    method: vp.Method
+    prior: vp.priors.Prior = vp.priors.Normal(precision=100.0)
+    pooled: bool = False
+    augmented: bool = False
+    """Shifts by up to a tenth of the image and, where they keep the class, mirror images."""
+    members: int = 1
+    scaled: bool = False
+    """Whether a temperature is fitted to training images that were held out."""
+
+    def objective(self, images: ImageSet, seed: int) -> vp.ELBO:
+        torch.manual_seed(seed)
+        net = lenet(images.x.shape[1], images.classes, self.pooled)
+        if self.method is not vp.DETERMINISTIC:
+            vp.variational(net)
+        return vp.ELBO(net, self.method, vp.likelihoods.Categorical(), self.prior, n_data=len(images.x))
+
+    def augmentation(self, images: ImageSet, flip: bool) -> Augmentation:
+        return Augmentation(images.x.shape[-1] // 10, flip) if self.augmented else Augmentation()
+
+    def describe(self) -> dict[str, Any]:
+        return {k: v if isinstance(v, bool | int) else repr(v) for k, v in vars(self).items() if k != "method"}
+
+
+OURS = Recipe(vp.DVI, Tempered(vp.priors.FanIn(4.0), 0.1), augmented=True, members=3)
+ROWS = {
+    "vbp": Recipe(vp.VBP),
+    "dvi": Recipe(vp.DVI),
+    "varout": Recipe(vp.LOCAL_REPARAM),
+    "plain": Recipe(vp.DETERMINISTIC),
+    "plain-scaled": Recipe(vp.DETERMINISTIC, scaled=True),
+    "ours": OURS,
+    "vbp-pooled": Recipe(vp.VBP, pooled=True),
+    "dvi-pooled": Recipe(vp.DVI, pooled=True),
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Epochs, and the rate of Adam: constant, or one cycle."""
+
+    epochs: int
+    rate: float
+    cycle: bool
+
+    def optimiser(self, parameters: Iterable[nn.Parameter], steps: int) -> Optimizer:
+        adam = Adam(parameters, lr=self.rate, fused=True)
+        if self.cycle:
+            adam.register_step_pre_hook(partial(_set_rate, self.rate, self.epochs * steps))
+        return adam
+
+
+def _set_rate(peak: float, steps: int, adam: Optimizer, *_: Any) -> None:
+    # The optimiser's own count of steps is in the checkpoint, so that a resumed run goes on in the same cycle.
+    done = next((float(state["step"]) for state in adam.state.values()), 0.0) / steps
+    for group in adam.param_groups:
+        group["lr"] = peak * one_cycle(done)
+
+
+def one_cycle(done: float, rise: float = 0.2) -> float:
+    """The rate relative to its peak: up from a twentieth, then down to zero, each along half a cosine."""
+    if done < rise:
+        return 0.05 + 0.95 * (1 - math.cos(math.pi * done / rise)) / 2
+    return (1 + math.cos(math.pi * (done - rise) / (1 - rise))) / 2
+
+
+SCHEDULES: dict[str, Callable[[Task], Schedule]] = {
+    "short": lambda task: Schedule(task.epochs, task.rate, cycle=True),
+    "paper": lambda task: Schedule(100, 0.001, cycle=False),
+}
+
+
+def train(
+    recipe: Recipe, task: Task, images: ImageSet, schedule: Schedule, seed: int, checkpoint: Path, progress: bool
+) -> tuple[vp.ELBO, list[dict[str, float]]]:
+    """One network and its learning curve."""
+    elbo = recipe.objective(images, seed)
+    batches = loader(images, task.batch, recipe.augmentation(images, task.flip))
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    history = vp.fit(
+        elbo,
+        batches,
+        epochs=schedule.epochs,
+        optimizer=partial(schedule.optimiser, steps=len(batches)),
+        checkpoint=checkpoint,
+        resume=True,
+        seed=seed,
+        progress=progress,
+    )
+    curve = history[["loss", "data_fit", "kl", "seconds"]].to_dict("records")
+    return elbo, cast("list[dict[str, float]]", curve)
+
+
+@torch.no_grad()
+def scale(net: nn.Sequential, x: Tensor, y: Tensor) -> float:
+    """Divide the outputs by the temperature that suits the given images best (Guo et al. 2017), which is returned."""
+    f = torch.cat([net(part) for part in x.split(500)])
+    grid = torch.logspace(-1, 1, 401).tolist()
+    temperature = min(grid, key=lambda t: nn.functional.cross_entropy(f / t, y).item())
+    last = cast(nn.Linear, net[-1])
+    last.weight /= temperature
+    last.bias /= temperature
+    return temperature
+
+
+def predict(members: Sequence[vp.ELBO], x: Tensor, images: ImageSet, passes: int) -> ClassPredictive:
+    """The equal mixture of the members' predictions, for images given as bytes."""
+    samples = passes if members[0].method.samples else None
+    torch.manual_seed(0)
+    parts = []
+    for part in x.split(500):
+        standardised = images.standardised(part)
+        parts.append(vp.predictive.mixture([elbo.predict(standardised, samples) for elbo in members]))
+    return cast(ClassPredictive, vp.predictive.concatenate(parts))
+
+
+@torch.no_grad()
+def drawn(members: Sequence[vp.ELBO], x: Tensor, images: ImageSet, draws: int) -> ClassPredictive:
+    """The average of networks drawn from the posteriors, the Monte Carlo estimate of what they predict."""
+    likelihood = vp.likelihoods.Categorical()
+    generator = torch.Generator().manual_seed(0)
+    sum_probs, sum_entropy = 0.0, 0.0
+    for k in range(draws):
+        net = members[k % len(members)].net
+        weights = {name: _draw(q.mean, q.std, generator) for name, q in vp.posteriors(net)}
+        parts = [functional_call(net, weights, (images.standardised(part),)) for part in x.split(500)]
+        p = likelihood.predictive(torch.cat(parts))
+        sum_probs, sum_entropy = sum_probs + p.probs, sum_entropy + p.expected_entropy
+    return ClassPredictive(cast(Tensor, sum_probs) / draws, cast(Tensor, sum_entropy) / draws)
+
+
+def _draw(mean: Tensor, std: Tensor, generator: torch.Generator) -> Tensor:
+    return mean + std * torch.randn(mean.shape, generator=generator)
+
+
+def evaluate(members: Sequence[vp.ELBO], task: Task, images: ImageSet) -> dict[str, Any]:
+    """Scores on the test images, curves for the figures, the Monte Carlo estimate, and strangers."""
+    y = images.y_test
+    p = predict(members, images.x_test, images, task.passes)
+    found: dict[str, Any] = {"own": curves.scores(p, y)}
+    found |= {"reliability": curves.reliability(p, y), "rejection": curves.rejection(p, y)}
+    found["entropies"] = {"known": curves.entropies(p)}
+    if members[0].method is not vp.DETERMINISTIC:
+        n = min(task.audited, len(y))
+        own = ClassPredictive(p.probs[:n], p.expected_entropy[:n])
+        by_drawing = drawn(members, images.x_test[:n], images, DRAWN)
+        found["audit"] = {"images": n, "own": curves.scores(own, y[:n]), "drawn": curves.scores(by_drawing, y[:n])}
+    found["auroc"] = {}
+    for name, x in task.strangers().items():
+        strange = predict(members, x, images, task.passes)
+        found["auroc"][name] = curves.aurocs(p, strange)
+        found["entropies"][name] = curves.entropies(strange)
+    return found
+
+
+def compute(
+    recipe: Recipe, task: Task, images: ImageSet, schedule: Schedule, run: int, checkpoint: Path, progress: bool
+) -> dict[str, Any]:
+    """Train and evaluate one run."""
+    known = images.held_out(HELD_OUT) if recipe.scaled else images
+    seeds = [run + 1000 * member for member in range(recipe.members)]
+    trained = [
+        train(recipe, task, known, schedule, seed, checkpoint.with_name(f"{checkpoint.name}-{seed}.pt"), progress)
+        for seed in seeds
+    ]
+    members = [elbo for elbo, _ in trained]
+    found: dict[str, Any] = {}
+    if recipe.scaled:
+        net = cast(nn.Sequential, members[0].net)
+        found["temperature"] = scale(net, known.standardised(known.x_test), known.y_test)
+    found |= evaluate(members, task, images)
+    seconds = sorted(row["seconds"] for _, curve in trained for row in curve)
+    return {**found, "seconds_per_epoch": seconds[len(seconds) // 2], "curves": [curve for _, curve in trained]}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.table2", description=__doc__.split("\n")[0])
+    parser.add_argument("--datasets", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
+    parser.add_argument("--methods", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--runs", nargs="+", type=int, default=[0], help="numbers of the runs, their seeds")
+    parser.add_argument("--epochs", type=int, help="instead of the schedule's own")
+    parser.add_argument("--rate", type=float, help="instead of the schedule's own")
+    parser.add_argument("--schedule", choices=SCHEDULES, default="short")
+    parser.add_argument("--validate", action="store_true", help="score 10,000 held-out training images in the place of the test's")
+    parser.add_argument("--rows", type=int, help="only the first so many images, to try things out")
+    parser.add_argument("--out", type=Path, default=cells.RESULTS / "table2", help="folder of the cells")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    options = parser.parse_args(arguments)
+    for run in options.runs:
+        for name in options.datasets:
+            for row in options.methods:
+                cell(row, name, run, options)
+    print(tables.table2(options.out))
+
+
+def cell(row: str, name: str, run: int, options: argparse.Namespace) -> None:
+    """Compute a cell, unless it is there."""
+    recipe, task = ROWS[row], TASKS[name]
+    schedule = SCHEDULES[options.schedule](task)
+    schedule = Schedule(options.epochs or schedule.epochs, options.rate or schedule.rate, schedule.cycle)
+    configuration = {"row": row, "dataset": name, "run": run, "method": recipe.method.name, **recipe.describe()}
+    configuration |= {"schedule": options.schedule, **vars(schedule), "batch_size": task.batch}
+    configuration |= {"rows": options.rows} if options.rows else {}
+    configuration |= {"validation": True} if options.validate else {}
+    path = options.out / options.schedule / row / f"{name}-{run}.json"
+    if cells.finished(path, configuration):
+        return
+    images = ImageSet.of(tuple(t[: options.rows] for t in task.images()))  # type: ignore[arg-type]
+    images = images.held_out(min(10_000, len(images.x) // 2)) if options.validate else images
+    print(f"{options.schedule} {row} {name}, run {run}", flush=True)
+    checkpoint = options.out / "checkpoints" / f"{options.schedule}-{schedule.epochs}-{schedule.rate:g}-{row}-{name}"
+    found = compute(recipe, task, images, schedule, run, checkpoint, not options.quiet)
+    cells.write(path, configuration, **found)
+    own = found["own"]
+    print(f"error {own['error']:.2%}  log-likelihood {own['log_likelihood']:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
