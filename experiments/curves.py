@@ -1,4 +1,4 @@
-"""What a prediction of classes shows beyond its scores: reliability, accuracy against rejection, entropies of strangers."""
+"""Of a prediction of classes: scores, reliability, accuracy against rejection, the entropies of strangers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from varprop.predictive import ClassPredictive
+import varprop as vp
 
+ClassPredictive = vp.predictive.ClassPredictive
 BINS = 15
 REJECTED = [k / 20 for k in range(20)]
 """Shares of the data left undecided."""
@@ -15,9 +16,7 @@ REJECTED = [k / 20 for k in range(20)]
 
 def scores(p: ClassPredictive, y: Tensor) -> dict[str, float]:
     """Share of wrong classes, mean log-likelihood, expected calibration error and Brier score."""
-    from varprop.metrics import summary
-
-    found = summary(p, y)
+    found = vp.metrics.summary(p, y)
     return {
         "error": 1 - found["accuracy"],
         "log_likelihood": found["log-likelihood"],
@@ -35,12 +34,13 @@ def reliability(p: ClassPredictive, y: Tensor) -> list[list[float]]:
         inside = place == k
         count = max(1, int(inside.sum()))
         right = (chosen[inside] == y[inside]).double().sum()
-        bins.append([float(v) for v in (inside.double().mean(), confidence[inside].sum() / count, right / count)])
+        mean_confidence = confidence[inside].sum() / count
+        bins.append([float(inside.double().mean()), float(mean_confidence), float(right / count)])
     return bins
 
 
 def rejection(p: ClassPredictive, y: Tensor) -> list[float]:
-    """Accuracy on what is left when the given shares of the data, the most uncertain by entropy, are rejected."""
+    """Accuracy on what is left when shares of the data, the most uncertain by entropy, are rejected."""
     right = (p.probs.argmax(1) == y)[p.entropy.argsort()].double()
     return [right[: round(len(y) * (1 - share))].mean().item() for share in REJECTED]
 

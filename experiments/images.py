@@ -1,8 +1,9 @@
-"""Images for training: bytes in memory, batches standardised as they are drawn, shifted and flipped where asked."""
+"""Images for training: bytes in memory, standardised, shifted and mirrored as a batch is drawn."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,10 +42,10 @@ class ImageSet:
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel, part by part: the whole set as numbers would fill the memory."""
-    sums = sum(_sums(part.double()) for part in x.split(5000)) / (x.numel() // x.shape[1])
-    mean = sums[0]
-    return tuple(t.float().view(-1, 1, 1) for t in (mean, (sums[1] - mean.square()).sqrt()))  # type: ignore[return-value]
+    """Mean and standard deviation of each channel; part by part, to save memory."""
+    sums = torch.stack([_sums(part.double()) for part in x.split(5000)]).sum(0) * x.shape[1] / x.numel()
+    mean, square = sums.view(2, -1, 1, 1)
+    return mean.float(), (square - mean.square()).sqrt().float()
 
 
 def _sums(x: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
         return self.images.standardised(self.augmentation(self.images.x[rows])), self.images.y[rows]
 
 
-def loader(images: ImageSet, batch_size: int, augmentation: Augmentation) -> DataLoader[tuple[Tensor, Tensor]]:
+def loader(images: ImageSet, batch_size: int, augmentation: Augmentation) -> DataLoader[Any]:
     """Shuffled batches. All draws are torch's own, which `vp.fit` seeds for each epoch."""
     batches = Batches(images, augmentation)
     rows = BatchSampler(RandomSampler(range(len(batches))), batch_size, drop_last=False)

@@ -1,4 +1,4 @@
-"""The networks of Table 2 (appendix B.3 of the paper): LeNets with strides in the place of pooling, and with pooling."""
+"""The networks of Table 2 (appendix B.3 of the paper): LeNets with strides, and the same with pooling."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch import nn
 
 
 def lenet(channels: int, classes: int, pooled: bool = False) -> nn.Sequential:
-    """LeNet-small for 28 × 28 images of one channel, LeNet-CIFAR for 32 × 32 of three; means drawn as by He, biases zero.
+    """LeNet-small for 28 × 28 images of one channel, LeNet-CIFAR for 32 × 32 of three; weights as by He.
 
-    Pooled, a convolution takes every position and the largest of each two by two stays; all shapes are those of the strides.
+    Pooled, a convolution takes every position and the largest of each two by two stays; shapes are the same.
     """
     first, second, hidden, features = (20, 50, 500, 800) if channels == 1 else (192, 192, 1000, 4800)
     net = nn.Sequential(

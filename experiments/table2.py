@@ -2,9 +2,9 @@
 
     python -m experiments.table2 --datasets MNIST FashionMNIST --methods vbp dvi --runs 0 1 2
 
-A row is one recipe for all four sets. The schedule "short" is one cycle of the rate over images that are shifted and, where that
-keeps the class, mirrored; "bare" the same over the images as they are; "paper" a constant rate, 100 epochs. Schedules are the same
-for all rows and were chosen without the test images. A run that was stopped goes on from its checkpoint.
+A row is one recipe for all four sets. The schedule "short" is one cycle of the rate, "paper" a constant one;
+both are the same for all rows and were chosen without the test images. A run that was stopped goes on from its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -23,11 +23,12 @@ from torch.func import functional_call
 from torch.optim import Adam, Optimizer
 
 import varprop as vp
-from varprop.predictive import ClassPredictive
 
 from . import cells, curves, data, tables
 from .images import Augmentation, ImageSet, loader
 from .lenets import lenet
+
+ClassPredictive = vp.predictive.ClassPredictive
 
 DRAWN = 100
 """Networks drawn from a posterior to compare its own moments with."""
@@ -85,8 +86,10 @@ class Recipe:
     """How a row is trained. The defaults are the paper's protocol."""
 
     method: vp.Method
-    prior: vp.priors.Prior = vp.priors.Normal(precision=100.0)
+    prior: vp.priors.Prior = field(default_factory=lambda: vp.priors.Normal(precision=100.0))
     pooled: bool = False
+    augmented: bool = False
+    """Whether the images are shifted and, where that keeps the class, mirrored."""
     members: int = 1
     scaled: bool = False
     """Whether a temperature is fitted to training images that were held out."""
@@ -99,10 +102,13 @@ class Recipe:
         return vp.ELBO(net, self.method, vp.likelihoods.Categorical(), self.prior, n_data=len(images.x))
 
     def describe(self) -> dict[str, Any]:
-        return {k: v if isinstance(v, bool | int) else repr(v) for k, v in vars(self).items() if k != "method"}
+        choices = {name: value for name, value in vars(self).items() if name != "method"}
+        return {
+            name: value if isinstance(value, bool | int) else repr(value) for name, value in choices.items()
+        }
 
 
-OURS = Recipe(vp.DVI, Tempered(vp.priors.FanIn(4.0), 0.1), members=3)
+OURS = Recipe(vp.DVI, Tempered(vp.priors.FanIn(4.0), 0.1), augmented=True, members=3)
 ROWS = {
     "vbp": Recipe(vp.VBP),
     "dvi": Recipe(vp.DVI),
@@ -117,15 +123,11 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """Epochs, the rate of Adam, constant or the peak of one cycle, and whether the images are varied."""
+    """Epochs, and the rate of Adam: constant, or the peak of one cycle."""
 
     epochs: int
     rate: float
     cycle: bool
-    augmented: bool
-
-    def augmentation(self, flip: bool) -> Augmentation:
-        return Augmentation(SHIFT, flip) if self.augmented else Augmentation()
 
     def optimiser(self, parameters: Iterable[nn.Parameter], steps: int) -> Optimizer:
         adam = Adam(parameters, lr=self.rate, fused=True)
@@ -135,7 +137,7 @@ class Schedule:
 
 
 def _set_rate(peak: float, steps: int, adam: Optimizer, *_: Any) -> None:
-    # The optimiser's own count of steps is in the checkpoint, so that a resumed run goes on in the same cycle.
+    # The optimiser's own count of steps is in the checkpoint: a resumed run goes on in the same cycle.
     done = next((float(state["step"]) for state in adam.state.values()), 0.0) / steps
     for group in adam.param_groups:
         group["lr"] = peak * one_cycle(done)
@@ -149,18 +151,24 @@ def one_cycle(done: float, rise: float = 0.2) -> float:
 
 
 SCHEDULES: dict[str, Callable[[Task], Schedule]] = {
-    "short": lambda task: Schedule(task.epochs, task.rate, cycle=True, augmented=True),
-    "bare": lambda task: Schedule(task.epochs, task.rate, cycle=True, augmented=False),
-    "paper": lambda task: Schedule(100, 0.001, cycle=False, augmented=False),
+    "short": lambda task: Schedule(task.epochs, task.rate, cycle=True),
+    "paper": lambda task: Schedule(100, 0.001, cycle=False),
 }
 
 
 def train(
-    recipe: Recipe, task: Task, images: ImageSet, schedule: Schedule, seed: int, checkpoint: Path, progress: bool
+    recipe: Recipe,
+    task: Task,
+    images: ImageSet,
+    schedule: Schedule,
+    seed: int,
+    checkpoint: Path,
+    progress: bool,
 ) -> tuple[vp.ELBO, list[dict[str, float]]]:
     """One network and its learning curve."""
     elbo = recipe.objective(images, seed)
-    batches = loader(images, task.batch, schedule.augmentation(task.flip))
+    augmentation = Augmentation(SHIFT, task.flip) if recipe.augmented else Augmentation()
+    batches = loader(images, task.batch, augmentation)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     history = vp.fit(
         elbo,
@@ -178,13 +186,12 @@ def train(
 
 @torch.no_grad()
 def scale(net: nn.Sequential, x: Tensor, y: Tensor) -> float:
-    """Divide the outputs by the temperature that suits the given images best (Guo et al. 2017), which is returned."""
+    """Divide the outputs by the temperature that suits the given images best (Guo et al. 2017); return it."""
     f = torch.cat([net(part) for part in x.split(500)])
     grid = torch.logspace(-1, 1, 401).tolist()
     temperature = min(grid, key=lambda t: nn.functional.cross_entropy(f / t, y).item())
-    last = cast(nn.Linear, net[-1])
-    last.weight /= temperature
-    last.bias /= temperature
+    for parameter in net[-1].parameters():
+        parameter.div_(temperature)
     return temperature
 
 
@@ -202,16 +209,14 @@ def predict(members: Sequence[vp.ELBO], x: Tensor, images: ImageSet, passes: int
 @torch.no_grad()
 def drawn(members: Sequence[vp.ELBO], x: Tensor, images: ImageSet, draws: int) -> ClassPredictive:
     """The average of networks drawn from the posteriors, the Monte Carlo estimate of what they predict."""
-    likelihood = vp.likelihoods.Categorical()
-    generator = torch.Generator().manual_seed(0)
-    sum_probs, sum_entropy = 0.0, 0.0
+    generator, softmax = torch.Generator().manual_seed(0), vp.likelihoods.Categorical()
+    components = []
     for k in range(draws):
         net = members[k % len(members)].net
         weights = {name: _draw(q.mean, q.std, generator) for name, q in vp.posteriors(net)}
-        parts = [functional_call(net, weights, (images.standardised(part),)) for part in x.split(500)]
-        p = likelihood.predictive(torch.cat(parts))
-        sum_probs, sum_entropy = sum_probs + p.probs, sum_entropy + p.expected_entropy
-    return ClassPredictive(cast(Tensor, sum_probs) / draws, cast(Tensor, sum_entropy) / draws)
+        f = [functional_call(net, weights, (images.standardised(part),)) for part in x.split(500)]
+        components.append(softmax.predictive(torch.cat(f)))
+    return cast(ClassPredictive, vp.predictive.mixture(components))
 
 
 def _draw(mean: Tensor, std: Tensor, generator: torch.Generator) -> Tensor:
@@ -229,7 +234,11 @@ def evaluate(members: Sequence[vp.ELBO], task: Task, images: ImageSet) -> dict[s
         n = min(task.audited, len(y))
         own = ClassPredictive(p.probs[:n], p.expected_entropy[:n])
         by_drawing = drawn(members, images.x_test[:n], images, DRAWN)
-        found["audit"] = {"images": n, "own": curves.scores(own, y[:n]), "drawn": curves.scores(by_drawing, y[:n])}
+        found["audit"] = {
+            "images": n,
+            "own": curves.scores(own, y[:n]),
+            "drawn": curves.scores(by_drawing, y[:n]),
+        }
     found["auroc"] = {}
     for name, x in task.strangers().items():
         strange = predict(members, x, images, task.passes)
@@ -239,13 +248,27 @@ def evaluate(members: Sequence[vp.ELBO], task: Task, images: ImageSet) -> dict[s
 
 
 def compute(
-    recipe: Recipe, task: Task, images: ImageSet, schedule: Schedule, run: int, checkpoint: Path, progress: bool
+    recipe: Recipe,
+    task: Task,
+    images: ImageSet,
+    schedule: Schedule,
+    run: int,
+    checkpoint: Path,
+    progress: bool,
 ) -> dict[str, Any]:
     """Train and evaluate one run."""
     known = images.held_out(HELD_OUT) if recipe.scaled else images
     seeds = [run + 1000 * member for member in range(recipe.members)]
     trained = [
-        train(recipe, task, known, schedule, seed, checkpoint.with_name(f"{checkpoint.name}-{seed}.pt"), progress)
+        train(
+            recipe,
+            task,
+            known,
+            schedule,
+            seed,
+            checkpoint.with_name(f"{checkpoint.name}-{seed}.pt"),
+            progress,
+        )
         for seed in seeds
     ]
     members = [elbo for elbo, _ in trained]
@@ -255,18 +278,28 @@ def compute(
         found["temperature"] = scale(net, known.standardised(known.x_test), known.y_test)
     found |= evaluate(members, task, images)
     seconds = sorted(row["seconds"] for _, curve in trained for row in curve)
-    return {**found, "seconds_per_epoch": seconds[len(seconds) // 2], "curves": [curve for _, curve in trained]}
+    return {
+        **found,
+        "seconds_per_epoch": seconds[len(seconds) // 2],
+        "curves": [curve for _, curve in trained],
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.table2", description=__doc__.split("\n")[0])
     parser.add_argument("--datasets", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
-    parser.add_argument("--methods", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument(
+        "--methods", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS)
+    )
     parser.add_argument("--runs", nargs="+", type=int, default=[0], help="numbers of the runs, their seeds")
     parser.add_argument("--epochs", type=int, help="instead of the schedule's own")
     parser.add_argument("--rate", type=float, help="instead of the schedule's own")
     parser.add_argument("--schedule", choices=SCHEDULES, default="short")
-    parser.add_argument("--validate", action="store_true", help="score 10,000 held-out training images in the place of the test's")
+    parser.add_argument(
+        "--validate",
+        action="store_true",
+        help="score 10,000 held-out training images in the place of the test's",
+    )
     parser.add_argument("--rows", type=int, help="only the first so many images, to try things out")
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "table2", help="folder of the cells")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -283,7 +316,13 @@ def cell(row: str, name: str, run: int, options: argparse.Namespace) -> None:
     recipe, task = ROWS[row], TASKS[name]
     schedule = SCHEDULES[options.schedule](task)
     schedule = replace(schedule, epochs=options.epochs or schedule.epochs, rate=options.rate or schedule.rate)
-    configuration = {"row": row, "dataset": name, "run": run, "method": recipe.method.name, **recipe.describe()}
+    configuration = {
+        "row": row,
+        "dataset": name,
+        "run": run,
+        "method": recipe.method.name,
+        **recipe.describe(),
+    }
     configuration |= {"schedule": options.schedule, **vars(schedule), "batch_size": task.batch}
     configuration |= {"rows": options.rows} if options.rows else {}
     configuration |= {"validation": True} if options.validate else {}
@@ -293,8 +332,10 @@ def cell(row: str, name: str, run: int, options: argparse.Namespace) -> None:
     images = ImageSet.of(tuple(t[: options.rows] for t in task.images()))  # type: ignore[arg-type]
     images = images.held_out(min(10_000, len(images.x) // 2)) if options.validate else images
     print(f"{options.schedule} {row} {name}, run {run}", flush=True)
-    checkpoint = options.out / "checkpoints" / f"{options.schedule}-{schedule.epochs}-{schedule.rate:g}-{row}-{name}"
-    found = compute(recipe, task, images, schedule, run, checkpoint, not options.quiet)
+    stem = f"{options.schedule}-{schedule.epochs}-{schedule.rate:g}-{row}-{name}"
+    found = compute(
+        recipe, task, images, schedule, run, options.out / "checkpoints" / stem, not options.quiet
+    )
     cells.write(path, configuration, **found)
     own = found["own"]
     print(f"error {own['error']:.2%}  log-likelihood {own['log_likelihood']:.4f}", flush=True)

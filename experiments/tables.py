@@ -77,7 +77,7 @@ IMAGE_ROWS = ("vbp", "dvi", "varout", "plain", "plain-scaled", "ours")
 def table2(folder: Path = cells.RESULTS / "table2") -> str:
     """For each schedule the scores on the test images; then what the posteriors and strangers show."""
     parts = []
-    for schedule in ("short", "bare", "paper"):
+    for schedule in ("short", "paper"):
         rows = {row: _runs(folder / schedule / row) for row in _in_order(folder / schedule)}
         if rows:
             parts += [f"### Schedule: {schedule}", _scores(rows), _drawn(rows), _strangers(rows)]
@@ -91,23 +91,23 @@ def _in_order(folder: Path) -> list[str]:
 
 def _runs(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The runs of each set."""
-    return {name: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-[0-9]*.json"))] for name in IMAGES}
+    paths = {name: sorted(folder.glob(f"{name}-?.json")) for name in IMAGES}
+    return {name: [json.loads(path.read_text()) for path in found] for name, found in paths.items()}
 
 
 def _scores(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
-    head = ["images", "row", "runs", "error, %", "paper", "log-likelihood", "paper", "ECE", "Brier score", "s / epoch"]
+    head = ["images", "row", "runs", "error, %", "paper", "log-likelihood", "paper", "ECE", "Brier score"]
     lines = []
     for k, name in enumerate(IMAGES):
         for row, sets in rows.items():
             if runs := sets[name]:
                 paper = [numbers.split()[k] for numbers in PUBLISHED_IMAGES.get(row, ())] or ["", ""]
-                error, fit, ece, brier = (
-                    _spread([scale * run["own"][score] for run in runs], digits)
-                    for score, scale, digits in (("error", 100, 2), ("log_likelihood", 1, 4), ("ece", 1, 4), ("brier", 1, 4))
-                )
-                seconds = np.median([run["seconds_per_epoch"] for run in runs])
-                lines.append([name, row, str(len(runs)), error, paper[0], fit, paper[1], ece, brier, f"{seconds:.0f}"])
-    return markdown([head, *lines])
+                own = {score: [run["own"][score] for run in runs] for score in runs[0]["own"]}
+                error = _spread([100 * value for value in own["error"]], 2)
+                fit, ece, brier = (_spread(own[score], 4) for score in ("log_likelihood", "ece", "brier"))
+                seconds = f"{np.median([run['seconds_per_epoch'] for run in runs]):.0f}"
+                lines.append([name, row, str(len(runs)), error, paper[0], fit, paper[1], ece, brier, seconds])
+    return markdown([[*head, "s / epoch"], *lines])
 
 
 def _drawn(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
@@ -116,8 +116,9 @@ def _drawn(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     for name in IMAGES:
         for row, sets in rows.items():
             if found := [run["audit"] for run in sets[name] if "audit" in run]:
-                fit = [_spread([audit[by]["log_likelihood"] for audit in found], 4) for by in ("own", "drawn")]
-                error = [_spread([100 * audit[by]["error"] for audit in found], 2) for by in ("own", "drawn")]
+                both = [[audit[by] for audit in found] for by in ("own", "drawn")]
+                fit = [_spread([scores["log_likelihood"] for scores in runs], 4) for runs in both]
+                error = [_spread([100 * scores["error"] for scores in runs], 2) for runs in both]
                 lines.append([name, row, *fit, *error, str(found[0]["images"])])
     return markdown(lines)
 
@@ -129,9 +130,10 @@ def _strangers(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
         for strange in next((run["auroc"] for sets in rows.values() for run in sets[name]), {}):
             for row, sets in rows.items():
                 if found := [run["auroc"][strange] for run in sets[name]]:
-                    by = [_spread([auroc[score] for auroc in found], 4) for score in ("entropy", "mutual_information")]
-                    certain = row.startswith("plain")
-                    lines.append([name, strange, row, by[0], "" if certain else by[1]])
+                    by_entropy = _spread([auroc["entropy"] for auroc in found], 4)
+                    by_information = _spread([auroc["mutual_information"] for auroc in found], 4)
+                    certain = row.startswith("plain")  # there the mutual information is zero
+                    lines.append([name, strange, row, by_entropy, "" if certain else by_information])
     return markdown(lines)
 
 
