@@ -3,8 +3,8 @@
     python -m experiments.table2 --datasets MNIST FashionMNIST --methods vbp dvi --runs 0 1 2
 
 A row is one recipe for all four sets. The schedule "short" is one cycle of the rate, "paper" a constant one;
-both are the same for all rows and were chosen without the test images. A run that was stopped goes on from its
-checkpoint.
+both are the same for all rows and were chosen without the test images. A run that was stopped goes on from
+its checkpoint.
 """
 
 from __future__ import annotations
