@@ -7,6 +7,7 @@ the machine does counts little; the median of each and its ratio to the plain ne
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,9 +35,10 @@ def seconds(row: str, images: ImageSet, batch: int) -> float:
     return time.process_time() - start
 
 
-def table(cell: dict[str, dict[str, float]]) -> str:
+def table(path: Path) -> str:
+    rows = json.loads(path.read_text())["rows"]
     head = ["", "an epoch on MNIST, s", "against the plain network"]
-    return markdown([head, *([row, f"{v['seconds']:.1f}", f"{v['ratio']:.2f}"] for row, v in cell.items())])
+    return markdown([head, *([row, f"{v['seconds']:.1f}", f"{v['ratio']:.2f}"] for row, v in rows.items())])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = {row: scale * median(values[1:]) for row, values in taken.items()}  # the first round warms up
     rows = {row: {"seconds": value, "ratio": value / found["plain"]} for row, value in found.items()}
     cells.write(options.out, {"rounds": options.rounds, "rows": options.rows}, rows=rows)
-    print(table(rows))
+    print(table(options.out))
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ def markdown(lines: Iterable[list[str]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    from . import consistency, defaults, estimators, networks, positions  # which import this module
+    from . import consistency, defaults, epochs, estimators, networks, positions  # which import this module
 
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(prog="python -m experiments.tables", description=__doc__)
@@ -203,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     sections = {
         "table1": table1(),
+        "table2": f"{table2()}\n\n{epochs.table(cells.RESULTS / 'table2' / 'epochs.json')}",
         "consistency": consistency.tables(),
         "networks": networks.table(json.loads((cells.RESULTS / "accuracy" / "networks.json").read_text())["networks"]),
         "positions": positions.table(json.loads((cells.RESULTS / "accuracy" / "positions.json").read_text())["rows"]),

@@ -155,7 +155,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = table2.Task(made_up, dict, batch=32, flip=True)
-    recipe = replace(table2.ROWS["varout"], augmented=True)
+    recipe = replace(table2.ROWS["varout"], augmented=2)
     schedule = table2.Schedule(epochs=3, rate=0.003, cycle=True)
 
     def train(name: str) -> vp.ELBO:
@@ -273,7 +273,7 @@ def test_cells_from_end_to_end(
     assert set(cell["auroc"]["noise"]) == {"entropy", "mutual_information"}
     folders = tmp_path / "short" / "ours", tmp_path / "short" / "plain-scaled"
     ours, scaled = (json.loads((folder / "MNIST-0.json").read_text()) for folder in folders)
-    assert (len(ours["curves"]), ours["configuration"]["augmented"]) == (2, True)
+    assert (len(ours["curves"]), ours["configuration"]["augmented"]) == (2, 2)
     assert "audit" not in scaled
     assert scaled["temperature"] > 0
     printed = capsys.readouterr().out
