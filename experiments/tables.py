@@ -81,6 +81,8 @@ def table2(folder: Path = cells.RESULTS / "table2") -> str:
         rows = {row: _runs(folder / schedule / row) for row in _in_order(folder / schedule)}
         if rows:
             parts += [f"### Schedule: {schedule}", _scores(rows), _drawn(rows), _strangers(rows)]
+    if held_out := sorted((folder / "validation").glob("short/*/*.json")):
+        parts += ["### On held-out training images", _held_out(held_out)]
     return "\n\n".join(parts)
 
 
@@ -108,6 +110,17 @@ def _scores(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
                 seconds = f"{np.median([run['seconds_per_epoch'] for run in runs]):.0f}"
                 lines.append([name, row, str(len(runs)), error, paper[0], fit, paper[1], ece, brier, seconds])
     return markdown([[*head, "s / epoch"], *lines])
+
+
+def _held_out(paths: Sequence[Path]) -> str:
+    """What was compared before the test images were looked at."""
+    lines = [["images", "row", "epochs", "peak of the rate", "error, %", "log-likelihood"]]
+    for path in paths:
+        cell = json.loads(path.read_text())
+        by, own = cell["configuration"], cell["own"]
+        scores = f"{100 * own['error']:.2f}", f"{own['log_likelihood']:.4f}"
+        lines.append([by["dataset"], by["row"], str(by["epochs"]), str(by["rate"]), *scores])
+    return markdown(lines)
 
 
 def _drawn(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
