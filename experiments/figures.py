@@ -89,12 +89,13 @@ def entropies(sets: dict[str, Cells]) -> Figure:
                 continue
             for k, (kind, shares) in enumerate(rows[row]["entropies"].items()):
                 edges = np.linspace(0, math.log(10), BINS + 1)
-                label = f"{name}, test" if kind == "known" else kind
+                label = "test" if kind == "known" else kind
                 colour = INK if kind == "known" else ("#d9722e", "#2a6fbb", "#2a9d8f")[k - 1]
                 ax.stairs(shares, edges, color=colour, lw=1.8 if kind == "known" else 1.3, label=label)
-            ax.set(title=row, xlabel="entropy, nats", yscale="log", ylim=(1e-4, 1.2))
+            ax.set(title=f"{name}, {row}", xlabel="entropy, nats", yscale="log", ylim=(1e-4, 300))
+            ax.set_yticks([1e-4, 1e-3, 1e-2, 1e-1, 1])
+            ax.legend(fontsize=7, loc="upper right", borderpad=0, labelspacing=0.2)
         line[0].set_ylabel("share of the images")
-        line[0].legend(fontsize=7, loc="upper right")
     return figure
 
 

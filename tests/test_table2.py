@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from experiments import curves, data, table2
+from experiments import curves, data, epochs, figures, table2
 from experiments.images import Augmentation, Batches, ImageSet, shifted
 from experiments.lenets import lenet
 
@@ -282,9 +282,21 @@ def test_cells_from_end_to_end(
     error = 50 * sum(run["own"]["error"] for run in both)
     assert f"| MNIST | vbp | 2 | {error:.2f} ± " in printed
     assert " | 0.85 | " in printed
+    figures.main(["--cells", str(tmp_path / "short"), "--out", str(tmp_path / "figures")])
+    drawn = sorted(path.stem for path in (tmp_path / "figures").glob("*.png"))
+    assert drawn == ["table2-entropies", "table2-rejection", "table2-reliability"]
     before = path.stat().st_mtime_ns
     table2.main([*command, "--runs", "2"])
     assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.usefixtures("small")
+def test_the_cost_of_an_epoch_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    epochs.main(["--rounds", "1", "--rows", "64", "--out", str(tmp_path / "epochs.json")])
+    rows = json.loads((tmp_path / "epochs.json").read_text())["rows"]
+    assert list(rows) == ["plain", "vbp", "dvi", "varout"]
+    assert rows["plain"]["ratio"] == 1
+    assert "| plain | " in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("small")
