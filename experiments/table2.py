@@ -44,7 +44,7 @@ class Task:
     strangers: Callable[[], dict[str, Tensor]]
     """Test images of other things, by the name of their set."""
     epochs: int = 20
-    rate: float = 0.003
+    rate: float = 0.0007
     """The largest rate of the short schedule."""
     batch: int = 128
     flip: bool = False
@@ -59,7 +59,7 @@ def cifar100_test() -> dict[str, Tensor]:
     return {"CIFAR-100": data.cifar100()[2]}
 
 
-WIDE: dict[str, Any] = {"epochs": 10, "rate": 0.002, "batch": 64, "flip": True, "passes": 30, "audited": 2000}
+WIDE: dict[str, Any] = {"epochs": 10, "rate": 0.0008, "batch": 64, "flip": True, "passes": 30, "audited": 2000}
 TASKS = {
     "MNIST": Task(data.mnist, data.strangers),
     "FashionMNIST": Task(data.fashion_mnist, dict, flip=True),

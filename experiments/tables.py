@@ -81,7 +81,7 @@ def table2(folder: Path = cells.RESULTS / "table2") -> str:
         rows = {row: _runs(folder / schedule / row) for row in _in_order(folder / schedule)}
         if rows:
             parts += [f"### Schedule: {schedule}", _scores(rows), _drawn(rows), _strangers(rows)]
-    if held_out := sorted((folder / "validation").glob("short/*/*.json")):
+    if held_out := sorted((folder / "validation").rglob("*.json")):
         parts += ["### On held-out training images", _held_out(held_out)]
     return "\n\n".join(parts)
 
