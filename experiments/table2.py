@@ -59,12 +59,12 @@ def cifar100_test() -> dict[str, Tensor]:
     return {"CIFAR-100": data.cifar100()[2]}
 
 
-WIDE: dict[str, Any] = {"epochs": 10, "rate": 0.0008, "batch": 64, "flip": True, "passes": 30, "audited": 2000}
+wide = partial(Task, epochs=10, rate=0.0008, batch=64, flip=True, passes=30, audited=2000)
 TASKS = {
     "MNIST": Task(data.mnist, data.strangers),
     "FashionMNIST": Task(data.fashion_mnist, dict, flip=True),
-    "CIFAR-10": Task(data.cifar10, cifar100_test, **WIDE),
-    "CIFAR-100": Task(data.cifar100, dict, **WIDE),
+    "CIFAR-10": wide(data.cifar10, cifar100_test),
+    "CIFAR-100": wide(data.cifar100, dict),
 }
 
 
