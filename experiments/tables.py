@@ -77,7 +77,7 @@ IMAGE_ROWS = ("vbp", "dvi", "varout", "plain", "plain-scaled", "ours")
 def table2(folder: Path = cells.RESULTS / "table2") -> str:
     """For each schedule the scores on the test images; then what the posteriors and strangers show."""
     parts = []
-    for schedule in ("short", "paper"):
+    for schedule in ("short", "one-rate", "paper"):
         rows = {row: _runs(folder / schedule / row) for row in _in_order(folder / schedule)}
         if rows:
             parts += [f"### Schedule: {schedule}", _scores(rows), _drawn(rows), _strangers(rows)]

@@ -141,14 +141,19 @@ def test_the_rate_goes_up_and_down_once() -> None:
 
 
 def test_adam_follows_the_cycle() -> None:
-    w = nn.Parameter(torch.zeros(1))
-    adam = table2.Schedule(epochs=2, rate=0.1, cycle=True).optimiser([w], steps=5)
+    net = vp.variational(nn.Linear(2, 1))
+    adam = table2.Schedule(epochs=2, rate=0.1, cycle=True, logvar=0.5).optimiser(net, steps=5)
     seen = []
     for _ in range(10):
-        w.grad = torch.ones(1)
+        before = net.weight_logvar.clone()
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
         adam.step()
-        seen.append(adam.param_groups[0]["lr"])
-    assert seen == pytest.approx([0.1 * table2.one_cycle(k / 10) for k in range(10)])
+        seen.append(
+            (before - net.weight_logvar).max().item()
+        )  # with a constant gradient, Adam moves by the rate
+    assert seen == pytest.approx([0.05 * table2.one_cycle(k / 10) for k in range(10)], rel=1e-3)
+    assert adam.param_groups[0]["lr"] == pytest.approx(2 * adam.param_groups[1]["lr"])
 
 
 def test_a_killed_run_goes_on_bit_for_bit(
