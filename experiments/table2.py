@@ -3,8 +3,8 @@
     python -m experiments.table2 --datasets MNIST FashionMNIST --methods vbp dvi --runs 3
 
 A row is one recipe for all four sets. The schedule "short" is one cycle of the rate, with a lower one for the
-log-variances, "one-rate" has the same for both, "paper" is a constant rate; a schedule is the same for all rows.
-A run that was stopped goes on from its checkpoint.
+log-variances; "one-rate" has one for both; "paper" is a constant rate. A schedule is the same for all rows. A
+run that was stopped goes on from its checkpoint.
 """
 
 from __future__ import annotations
