@@ -114,12 +114,15 @@ def _scores(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
 
 def _held_out(paths: Sequence[Path]) -> str:
     """What was compared before the test images were looked at."""
-    lines = [["images", "row", "epochs", "peak of the rate", "error, %", "log-likelihood"]]
+    head = ["images", "row", "varied", "epochs", "peak of the rate", "of log-variances"]
+    lines = [[*head, "error, %", "log-likelihood"]]
     for path in paths:
         cell = json.loads(path.read_text())
         by, own = cell["configuration"], cell["own"]
         scores = f"{100 * own['error']:.2f}", f"{own['log_likelihood']:.4f}"
-        lines.append([by["dataset"], by["row"], str(by["epochs"]), str(by["rate"]), *scores])
+        rates = str(by["rate"]), f"{by['rate'] * by.get('logvar', 1):g}"
+        varied = "yes" if by["augmented"] else "no"
+        lines.append([by["dataset"], by["row"], varied, str(by["epochs"]), *rates, *scores])
     return markdown(lines)
 
 
