@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import lbfgs, replicas, step
+from benchmarks import against, lbfgs, replicas, step
 from experiments import (
     accuracy,
     calibrate,
@@ -318,6 +318,12 @@ def test_the_benchmark_of_a_step_from_end_to_end(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(step, "NETWORKS", {"mlp": step.mlp})
     step.main(["--steps", "1", "--out", str(tmp_path / "step.json")])
     assert json.loads((tmp_path / "step.json").read_text())["against_vbp"]["mlp"]["vbp"] == 1
+
+
+def test_the_race_of_two_checkouts_from_end_to_end(tmp_path: Path) -> None:
+    out = tmp_path / "against.json"
+    against.main([str(against.HERE), "--rounds", "1", "--steps", "2", "--out", str(out)])
+    assert json.loads(out.read_text())["against_the_other"].keys() == {"vbp", "cvbp", "dvi"}
 
 
 def test_the_benchmark_of_replicas_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
