@@ -22,6 +22,8 @@ from varprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
 EVIL = "<script>alert(1)</script>"
 REGRESSION = [
+    "drives-mean",
+    "drives-epistemic",
     "truth",
     "reliability",
     "coverage",
@@ -148,7 +150,7 @@ def test_class_names_are_escaped_inside_the_figures(tmp_path: Path) -> None:
 
 def test_images_are_shown_as_images(classes: Path) -> None:
     images = Page(classes).images
-    assert len(images) == 24
+    assert len(images) == 36
     assert all(
         str(image["src"]).startswith("data:image/png;base64,") and "truth" in str(image["alt"])
         for image in images

@@ -76,11 +76,11 @@ def explain(
     :param background: rows that a column takes its distribution from, such as those of training; X by
         default, which then needs more than a few rows.
 
-    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> x = torch.cartesian_prod(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 9))
     >>> net = vp.variational(nn.Linear(2, 1))
     >>> with torch.no_grad():
     ...     _ = net.weight.copy_(torch.tensor([[3.0, 1.0]]))
-    >>> elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=200)
+    >>> elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=81)
     >>> vp.explain(elbo, x).table["mean"].round(1).to_dict()
     {'x1': 0.9, 'x2': 0.1}
     """
