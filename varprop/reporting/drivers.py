@@ -66,11 +66,17 @@ def warning(unlike: pd.DataFrame | None) -> str:
     columns = [str(name) for name in far["column"].value_counts().index if name != ""]
     count = "1 row is" if len(far) == 1 else f"{len(far):,} rows are"
     listed = ", ".join(columns[:5]) + (", …" if len(columns) > 5 else "")
+    unseen = np.isinf(far["distance"].to_numpy())
+    reasons = []
+    if not unseen.all():
+        reasons.append(f"a number more than {FAR:.0f} standard deviations from its training mean")
+    if unseen.any():
+        reasons.append("a category that training never had")
     return (
-        f"{count} unlike the training data ({len(far) / len(unlike):.1%} of {len(unlike):,}): a number more "
-        f"than {FAR:.0f} standard deviations from its training mean, or a category that training never had"
+        f"{count} unlike the training data ({len(far) / len(unlike):.1%} of {len(unlike):,}): "
+        + " or ".join(reasons)
         + (f", in {listed}" if listed else "")
-        + ". Their predictions extrapolate; look at them one by one."
+        + ". There the predictions extrapolate; look at them one by one."
     )
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import ScalarFormatter, StrMethodFormatter
 
 from .numerals import plain
 
@@ -69,6 +70,10 @@ def figure(
         draw(axes)
         if size == SMALL:
             axes.locator_params(axis="x", nbins=5)
+        for axis in (axes.xaxis, axes.yaxis):
+            large = max(map(abs, axis.get_view_interval())) >= 1e4
+            if large and isinstance(axis.get_major_formatter(), ScalarFormatter):
+                axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         out = StringIO()
         canvas.savefig(
             out,
@@ -224,6 +229,12 @@ def bars(
     return figure(name, f"{alt}: {said}.", caption, draw, (4.6, 0.9 + 0.24 * max(len(names), 3)))
 
 
+def histogram(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The share of the values between the edges; all below the first edge count as there."""
+    shares: np.ndarray = np.histogram(np.maximum(values, edges[0]), edges)[0] / values.size
+    return shares
+
+
 def _signal_to_noise(decibels: Mapping[str, np.ndarray]) -> Figure:
     everything = np.concatenate([values.ravel() for values in decibels.values()])
     edges = np.linspace(max(everything.min(), LOWEST), max(everything.max(), LOWEST + 1) + 1e-9, 26)
@@ -235,8 +246,7 @@ def _signal_to_noise(decibels: Mapping[str, np.ndarray]) -> Figure:
             else mpl.colormaps["viridis"](np.linspace(0.35, 0.9, len(decibels)))
         )
         for (name, values), colour in zip(decibels.items(), colours, strict=False):
-            density, _ = np.histogram(np.maximum(values, edges[0]), edges)
-            axes.stairs(density / values.size, edges, color=colour, lw=1.6, label=name)
+            axes.stairs(histogram(values, edges), edges, color=colour, lw=1.6, label=name)
         axes.axvline(0, color=INK, lw=0.9, ls="--")
         axes.set(xlabel="|mean| / standard deviation, dB", ylabel="share of weights")
         if len(decibels) <= 8:

@@ -110,7 +110,7 @@ class Section:
 SECTIONS = {
     "prediction": (
         "Prediction and truth",
-        "How close the predictions are to the truth, and whether the truth lies in the predicted intervals.",
+        "How close the predictions are to the truth.",
     ),
     "calibration": ("Calibration", "Whether events happen as often as the predicted probabilities say."),
     "uncertainty": (
