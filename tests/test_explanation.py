@@ -10,7 +10,7 @@ from torch import nn
 
 import varprop as vp
 from varprop.inspect.attribution import units_in_use
-from varprop.inspect.explanation import gauss_rule
+from varprop.inspect.explanation import column_nodes, gauss_rule
 from varprop.inspect.novelty import FAR
 from varprop.model import Classes, Fitted, Model, Numbers, Standardise
 from varprop.table.columns import TargetColumn
@@ -122,6 +122,10 @@ def test_it_agrees_with_all_values_of_a_column(name: str) -> None:
         change = own.flatten() - epistemic.view(len(x), len(x)).mean(0)
         np.testing.assert_allclose(e.epistemic[column], change, atol=0.02 * own.max())
         shown = p.mean if regression else p.probs
+        effect = shown.view(len(x), -1) - values.mean(0)
+        chosen = shown.argmax(1) if name == "classes" else torch.zeros(len(x), dtype=torch.long)
+        effect = effect.gather(1, chosen[:, None])[:, 0]
+        np.testing.assert_allclose(e.effect[column], effect, atol=0.02 * effect.abs().max())
         total = shown.view(len(x), -1).var(0, correction=0)
         np.testing.assert_allclose(
             e.table.loc[column, "mean"], variance.mean(0).sum() / total.sum(), rtol=0.03
@@ -164,6 +168,25 @@ def test_the_rule_has_the_moments_of_the_values(values: str) -> None:
     scale = np.abs(x).max()
     for power in range(6):
         assert weights @ (nodes / scale) ** power == pytest.approx(np.mean((x / scale) ** power), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "words", "truth values", "many words"])
+def test_the_values_of_a_column_keep_their_shares(kind: str) -> None:
+    column = {
+        "numbers": pd.Series([1.0, 1.0, 4.0, np.nan, np.nan]),
+        "words": pd.Series(["a", "a", "b", None, None], dtype=object),
+        "truth values": pd.Series([True, True, False, False, False]),
+        "many words": pd.Series([f"{i:03}" for i in range(200)]),
+    }[kind]
+    values, weights = column_nodes(column, categorical=False)
+    shares = column.value_counts(normalize=True, dropna=False)
+    if kind == "many words":
+        assert len(values) == 20
+        assert values.iloc[0] == "005"
+        shares = pd.Series(1 / 20, values)
+    for value, weight in zip(values, weights.tolist(), strict=True):
+        expected = shares[shares.index.isna()].sum() if pd.isna(value) else shares[value]
+        assert weight == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def explain(
     direct = replace(rows.model, encoder=None, standardise=None)
     known = Parts.of(direct.predict(rows.inputs))
     usual = known if background is None else Parts.of(direct.predict(others.inputs))
-    nodes = [_nodes(others.table[name], name in rows.categorical) for name in names]
+    nodes = [column_nodes(others.table[name], name in rows.categorical) for name in names]
     encoded = _encoded(others, names, [values for values, _ in nodes])
     parts = [
         _without(direct, rows.inputs, values, weights)
@@ -184,7 +184,7 @@ def _without(model: Model, x: Tensor, values: tuple[Tensor, Tensor], weights: Te
 # ----------------------------------------------------------------------------------- distributions of columns
 
 
-def _nodes(column: pd.Series, categorical: bool) -> tuple[pd.Series, Tensor]:
+def column_nodes(column: pd.Series, categorical: bool) -> tuple[pd.Series, Tensor]:
     """Values that stand for a column, and their weights.
 
     Numbers by the Gauss rule of their own distribution, missing ones by their share; anything else by its
@@ -195,10 +195,8 @@ def _nodes(column: pd.Series, categorical: bool) -> tuple[pd.Series, Tensor]:
     if numeric and not categorical and present.any():
         values, weights = gauss_rule(column[present].to_numpy(np.float64), NODES)
         if not present.all():
-            values, weights = (
-                np.append(values, np.nan),
-                np.append(weights * present.mean(), 1 - present.mean()),
-            )
+            share = present.mean()
+            values, weights = np.append(values, np.nan), np.append(weights * share, 1 - share)
         return pd.Series(values, name=column.name), torch.from_numpy(weights)
     codes, distinct = pd.factorize(column, use_na_sentinel=False)
     if len(distinct) <= VALUES:
