@@ -6,6 +6,7 @@ from . import likelihoods, methods, moments, predictive, priors
 from .gaussian import Gaussian
 from .inspect import metrics
 from .inspect.consistency import Audit, audit
+from .inspect.explanation import Explanation, explain
 from .inspect.operations import summary
 from .io.description import ModelFileError
 from .io.files import load, save
@@ -60,6 +61,7 @@ __all__ = [
     "Audit",
     "BayesianMLPClassifier",
     "BayesianMLPRegressor",
+    "Explanation",
     "Gaussian",
     "LogMarginal",
     "Method",
@@ -71,6 +73,7 @@ __all__ = [
     "calibrate",
     "centred",
     "correlated",
+    "explain",
     "export",
     "export_onnx",
     "fit",
