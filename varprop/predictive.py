@@ -255,10 +255,7 @@ def mixture(components: Sequence[Predictive]) -> Predictive:
         )
     regressions = [p for p in components if isinstance(p, Regression)]
     if len(regressions) == len(components):
-        means = torch.stack([p.mean for p in regressions])
-        epistemic = torch.stack([p.epistemic for p in regressions]).mean(0) + means.var(0, correction=0)
-        aleatoric = torch.stack([p.aleatoric for p in regressions]).mean(0)
-        return RegressionMixture(regressions, means.mean(0), epistemic, aleatoric)
+        return mixture_of_numbers(regressions)
     first = components[0]
     if isinstance(first, ClassPredictive | LabelPredictive):
         averages = (
@@ -266,6 +263,13 @@ def mixture(components: Sequence[Predictive]) -> Predictive:
         )
         return type(first)(*averages)
     return Mixture(components)
+
+
+def mixture_of_numbers(components: Sequence[Regression]) -> RegressionMixture:
+    means = torch.stack([p.mean for p in components])
+    epistemic = torch.stack([p.epistemic for p in components]).mean(0) + means.var(0, correction=0)
+    aleatoric = torch.stack([p.aleatoric for p in components]).mean(0)
+    return RegressionMixture(components, means.mean(0), epistemic, aleatoric)
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,21 +312,30 @@ def concatenate(parts: Sequence[Predictive]) -> Predictive:
     >>> concatenate([part, part]).mean.shape
     torch.Size([4, 1])
     """
+    return _joined(lambda tensors: torch.cat(list(tensors)), parts)
+
+
+def reordered(p: Predictive, rows: Tensor) -> Predictive:
+    """The prediction of some of its data points, in the order of their numbers."""
+    return _joined(lambda tensors: tensors[0][rows], [p])
+
+
+def _joined(join: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Predictive]) -> Predictive:
     first: Any = parts[0]  # some dataclass: every kind of prediction is one
-    return type(first)(*(_join([getattr(p, field.name) for p in parts]) for field in fields(first)))
+    return type(first)(*(_field(join, [getattr(p, field.name) for p in parts]) for field in fields(first)))
 
 
-def _join(values: Sequence[Any]) -> object:
+def _field(join: Callable[[Sequence[Tensor]], Tensor], values: Sequence[Any]) -> object:
     """One field of several predictions: tensors, Gaussians, components of mixtures, or a shared object."""
     first = values[0]
     if isinstance(first, Tensor):
-        return torch.cat(list(values))
+        return join(values)
     if isinstance(first, Gaussian):
-        return Gaussian.of(torch.cat([v.mean for v in values]), torch.cat([v.var for v in values]))
+        return Gaussian.of(join([v.mean for v in values]), join([v.var for v in values]))
     if isinstance(first, Predictive):
-        return concatenate(values)
+        return _joined(join, values)
     if isinstance(first, Sequence):
-        return [concatenate(components) for components in zip(*values, strict=True)]
+        return [_joined(join, components) for components in zip(*values, strict=True)]
     return first
 
 
@@ -352,9 +365,7 @@ def rescaled(p: Predictive, mean: Tensor | float, scale: Tensor | float) -> Regr
 def widened(p: Predictive, factor: Tensor | float) -> Regression:
     """The prediction with all variances multiplied by a factor; between the means of a mixture they stay."""
     if isinstance(p, RegressionMixture):
-        widened_mixture = mixture([widened(component, factor) for component in p.components])
-        assert isinstance(widened_mixture, RegressionMixture)
-        return widened_mixture
+        return mixture_of_numbers([widened(component, factor) for component in p.components])
     if isinstance(p, NormalPredictive | StudentPredictive):
         return replace(p, epistemic=p.epistemic * factor, aleatoric=p.aleatoric * factor)
     raise _not_numbers("widened", p)
@@ -363,9 +374,7 @@ def widened(p: Predictive, factor: Tensor | float) -> Regression:
 def exponential(p: Predictive) -> Regression:
     """The prediction of exp(y), given a normal prediction of y or a mixture of normals."""
     if isinstance(p, RegressionMixture):
-        exponentials = mixture([exponential(component) for component in p.components])
-        assert isinstance(exponentials, RegressionMixture)
-        return exponentials
+        return mixture_of_numbers([exponential(component) for component in p.components])
     if isinstance(p, NormalPredictive):
         return LogNormalPredictive(p)
     raise _not_numbers("exponential", p)
@@ -375,6 +384,20 @@ def _not_numbers(function: str, p: Predictive) -> TypeError:
     return TypeError(
         f"{function}: needs a prediction of numbers or a mixture of them, got {type(p).__name__}."
     )
+
+
+def tempered(p: ClassPredictive, temperature: float) -> ClassPredictive:
+    """The prediction with the logarithms of its probabilities divided by a temperature.
+
+    The epistemic share of the entropy stays.
+
+    >>> tempered(ClassPredictive(torch.tensor([[0.8, 0.2]]), torch.tensor([0.0])), 0.5).probs
+    tensor([[0.9412, 0.0588]])
+    """
+    floor = torch.finfo(p.probs.dtype).tiny
+    sharper = ClassPredictive((p.probs.clamp(min=floor).log() / temperature).softmax(1), p.expected_entropy)
+    share = p.expected_entropy / p.entropy.clamp(min=floor)
+    return replace(sharper, expected_entropy=sharper.entropy * share.clamp(0, 1))
 
 
 def two_classes(p: LabelPredictive) -> ClassPredictive:

@@ -19,7 +19,7 @@ from ..objectives import ELBO
 from ..posterior import centred, is_random, variational
 
 if TYPE_CHECKING:
-    from ..sklearn import BayesianMLP
+    from ..perceptron import BayesianMLP
 
 Part = TypeVar("Part")
 Description: TypeAlias = dict[str, Any]
@@ -213,13 +213,29 @@ def make_estimator(description: Description, members: list[ELBO]) -> BayesianMLP
         kind.__name__: kind for kind in (BayesianMLPClassifier, BayesianMLPRegressor)
     }
     parameters = {name: _value(plain) for name, plain in description["parameters"].items()}
-    estimator = kinds[description["type"]](**parameters)
-    for name, plain in description["learned"].items():
+    kind, learned = kinds[description["type"]], description["learned"]
+    if "folds" not in parameters:
+        parameters, learned = _from_format_2(kind, parameters, learned)
+    estimator = kind(**parameters)
+    for name, plain in learned.items():
         if name.startswith("_") or not name.endswith("_"):
             raise ValueError(f"{name} is not learned by fit")
         setattr(estimator, name, _value(plain))
     estimator.members_, estimator.elbo_ = members, members[0]
     return estimator
+
+
+def _from_format_2(
+    kind: type[BayesianMLP], parameters: Description, learned: Description
+) -> tuple[Description, Description]:
+    """What was written before there were folds: members had seen all rows."""
+    gone = ("early_stopping", "validation_fraction", "heteroscedastic")
+    kept = {name: value for name, value in parameters.items() if name not in gone}
+    choices: Description = {}
+    if kind.__name__ == "BayesianMLPRegressor":
+        noise = "heteroscedastic" if parameters["heteroscedastic"] else "constant"
+        choices = {"noise": noise, "log_target": False}
+    return {**kept, **choices, "folds": 1}, {**learned, "choices_": {"mapping": choices}}
 
 
 def _plain(name: str, value: object) -> object:
@@ -237,6 +253,8 @@ def _plain(name: str, value: object) -> object:
             # Epochs of several fits may have different columns; a missing value is null.
             columns = {str(name): value[name].tolist() for name in value}
             return {"table": {name: [None if x != x else x for x in xs] for name, xs in columns.items()}}
+        case dict():
+            return {"mapping": {str(key): _plain(name, item) for key, item in value.items()}}
         case priors.Prior() if describe_prior(value):
             return {"prior": describe_prior(value)}
         case Method() if describe_method(value):
@@ -255,6 +273,8 @@ def _value(plain: Any) -> Any:
             return np.array(values, dtype=dtype)
         case {"table": columns}:
             return pd.DataFrame(columns)
+        case {"mapping": values}:
+            return {key: _value(item) for key, item in values.items()}
         case {"prior": prior}:
             return make_prior(prior)
         case {"method": method}:

@@ -129,7 +129,7 @@ def _from_format_1(kept: Description) -> Description:
 
 
 def _numbers(column: TargetColumn, mean: list[float], scale: list[float]) -> Numbers:
-    return Numbers(*(torch.tensor(v, dtype=torch.float64) for v in (mean, scale)), name=column.name)
+    return Numbers(torch.tensor(mean).double(), torch.tensor(scale).double(), name=column.name)
 
 
 def _classes(column: TargetColumn) -> Classes:
@@ -149,8 +149,7 @@ def train(table: pd.DataFrame, column: TargetColumn, encoder: Encoder, **options
     if isinstance(estimator, BayesianMLPClassifier):
         estimator.classes_ = np.array(column.classes, dtype=object)
     X, y = encoder.transform(table), column.values(table[column.name])
-    # The features are scaled in double precision, but the network needs only single precision.
-    model = estimator._train(X, y, None, new=True, dtype=torch.float32).model_
+    model = estimator._train(X, y, None, new=True).model_
     model = replace(model, target=replace(model.target, name=column.name), seed=0)
     return TableModel(encoder, column, _with_encoder(model, encoder))
 
