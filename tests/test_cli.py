@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 import varprop as vp
 from varprop.cli import app
-from varprop.table.columns import TargetColumn, Task, guess_task
+from varprop.table.target import TargetColumn, guess_task
+from varprop.table.task import Task
 from varprop.table.model import TableModel
 
 

@@ -10,7 +10,8 @@ import torch
 
 from varprop.table.columns import is_numeric
 from varprop.table.encoding import Encoder
-from varprop.table.reading import TableError, chunks, read
+from varprop.table.messages import TableError
+from varprop.table.reading import chunks, read
 
 
 @pytest.fixture
