@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +33,9 @@ def one_sentence(function: Callable[P, None]) -> Callable[P, None]:
         except (ValueError, OSError, ImportError, FloatingPointError, MemoryError, TableWarning) as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            message = (
-                f"{error.filename}: {error.strerror}."
-                if isinstance(error, OSError) and error.filename
-                else str(error)
-            )
+            message = error.refusal if isinstance(error, TableWarning) else str(error)
+            if isinstance(error, OSError) and error.filename:
+                message = f"{error.filename}: {error.strerror}."
             say(message.strip().splitlines()[0])
             raise typer.Exit(2) from None
 
@@ -139,7 +136,7 @@ def print_table(title: str, rows: dict[str, str | tuple[str, str]], heads: Seque
     for name, value in rows.items():
         table.add_row(name, *((value,) if isinstance(value, str) else value))
     # A pipe has no width; a narrow guess would cut numbers in two.
-    wide = None if Console().is_terminal or "COLUMNS" in os.environ else 120
+    wide = None if Console().is_terminal else 120
     Console(width=wide).print(table)
 
 

@@ -13,7 +13,7 @@ MOSTLY = 0.9
 """A column with at least this share of numbers is one of numbers; its words are missing values."""
 FREE_TEXT = 20
 """Text with more different values than this, and than half as many as there are rows, has no categories."""
-ID = re.compile(r"(.*[_\W])?(id|ids|uid|uuid|guid|index|idx|rownum|rowid)|.*[a-z]I[Dd]|Unnamed: 0")
+ID = re.compile(r"(?i:(.*[_\W])?(id|ids|uid|uuid|guid|index|idx|rownum|rowid)|unnamed: 0)|.*[a-z]I[Dd]")
 
 
 def choose(column: Text, keep: bool = False) -> Number | Category | str:

@@ -61,9 +61,9 @@ class Number:
     def _checked(self, column: Text, values: np.ndarray) -> np.ndarray:
         if self.low is not None and self.high is not None:
             if not self.missing:
-                _warn(column, np.isnan(values), "where training always had one; the median is taken")
+                _warn(column, np.isnan(values), "where training always had one", "the median is taken")
             beyond = (values < self.low) | (values > self.high)
-            _warn(column, beyond, "far beyond all that training had; the prediction is a guess")
+            _warn(column, beyond, "far beyond all that training had", "the prediction is a guess")
         return values
 
 
@@ -120,7 +120,7 @@ class Category:
         places = pd.Index(list(self.categories)).get_indexer(pd.Index(names))
         unseen = (places < 0) & ~np.isin(names, list(self.rare))
         # The last name is for missing values, whose code is -1.
-        _warn(column, unseen[coded.codes], "which training never had; it is treated as unknown")
+        _warn(column, unseen[coded.codes], "which training never had", "it is treated as unknown")
         return places[coded.codes].astype(np.float64)
 
     def about(self) -> dict[str, object]:
@@ -150,10 +150,10 @@ def _learned(name: str, values: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _warn(column: Text, where: np.ndarray, done: str) -> None:
+def _warn(column: Text, where: np.ndarray, why: str, done: str) -> None:
     if where.any():
         i = int(where.argmax())
         value = column.iloc[i]
         shown = "no value" if pd.isna(value) or str(value) in ABSENT else repr(str(value))
-        warning = TableWarning(str(column.name), shown, column.index[i], int(where.sum()), done)
+        warning = TableWarning(str(column.name), shown, column.index[i], int(where.sum()), why, done)
         warnings.warn(warning, stacklevel=2)

@@ -207,7 +207,7 @@ def train(
     _check_sizes(table, column, y)
     encoder = Encoder.fit(table.drop(columns=list(column.names)), keep)
     for note in encoder.notes:
-        say(note)
+        say(f"{note}.")
     estimator = (BayesianMLPRegressor if column.classes is None else BayesianMLPClassifier)(**options)
     if isinstance(estimator, BayesianMLPClassifier):
         estimator.classes_ = np.array(column.classes, dtype=object)
