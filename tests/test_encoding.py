@@ -298,6 +298,8 @@ def test_truth_values_are_categories_however_they_are_written() -> None:
 def test_pandas_categories_and_strings_are_categories(table: pd.DataFrame) -> None:
     typed = table.astype({"town": "category", "garden": "string"})
     np.testing.assert_array_equal(Encoder.fit(typed).transform(typed), Encoder.fit(table).transform(table))
+    (rooms,) = Encoder.fit(table[["rooms"]].astype("category")).categories
+    assert rooms.categories == ["", "1.0", "2.0", "3.0", "4.0", "5.0"]
 
 
 def test_encoders_of_earlier_versions(table: pd.DataFrame) -> None:

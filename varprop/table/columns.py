@@ -77,9 +77,13 @@ def absent(column: Text) -> np.ndarray:
 def number_share(column: Text) -> float:
     """The share of a column's values that are numbers, beside words for a missing one.
 
-    Truth values and dates are not numbers, and a column without values has none.
+    Truth values, dates and the categories of pandas are not numbers; a column without values has none.
     """
-    if is_truth(column) or pd.api.types.is_datetime64_any_dtype(column):
+    if column.dtype.kind in "iuf":
+        return float(column.notna().any())
+    if isinstance(column.dtype, pd.CategoricalDtype) or is_truth(column):
+        return 0.0
+    if pd.api.types.is_datetime64_any_dtype(column):
         return 0.0
     values = column[~absent(column)]
     is_number = ~np.isnan(parsed(values))
@@ -102,8 +106,10 @@ def is_date(column: Text) -> bool:
     """Whether every value is a date, by its type or as ISO text such as 2024-02-29 or 2024-02-29T12:30."""
     if pd.api.types.is_datetime64_any_dtype(column):
         return True
+    if column.dtype.kind in "biufc" or isinstance(column.dtype, pd.CategoricalDtype):
+        return False
     values = column[~absent(column)]
-    if values.dtype.kind in "biufc" or not len(values):
+    if not len(values):
         return False
     unique = pd.Series(values.astype(str).str.strip().unique())
     return bool(unique.str.fullmatch(DATE).all() and _as_dates(unique).notna().all())
