@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 from typing import Any, Protocol
 
@@ -74,6 +74,100 @@ class NormalPredictive(Regression):
         check_level(level)
         half = self.std * NormalDist().inv_cdf((1 + level) / 2)
         return self.mean - half, self.mean + half
+
+
+@dataclass(frozen=True, eq=False)
+class StudentPredictive(Regression):
+    """y = f + noise, with a normal f and noise of Student's t (Eq. 56).
+
+    The noise is a mixture of normals over its precision, by the trapezoidal rule in the logarithm of it.
+
+    >>> zero, two, four = (torch.full((1, 1), v) for v in (0.0, 2.0, 4.0))
+    >>> StudentPredictive(zero, zero, two, four).interval(0.9)          # of t with four degrees of freedom
+    (tensor([[-2.1318]]), tensor([[2.1318]]))
+    """
+
+    mean: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor
+    dof: Tensor
+    """Degrees of freedom, above 2; the scale is √(aleatoric · (1 - 2/dof))."""
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        check_shape(y, self.mean.shape)
+        log_weight, var = self._normals
+        log = -0.5 * ((y - self.mean).square() / var + torch.log(2 * math.pi * var))
+        return per_datum((log_weight + log).logsumexp(0))
+
+    def cdf(self, y: Tensor) -> Tensor:
+        log_weight, var = self._normals
+        return (log_weight.exp() * torch.special.ndtr((y - self.mean) / var.sqrt())).sum(0)
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        check_level(level)
+        # Cantelli's inequality: how far a quantile can be from the mean.
+        reach = self.std * math.sqrt((1 + level) / (1 - level))
+        lower = quantile(self.cdf, (1 - level) / 2, self.mean - reach, self.mean)
+        return lower, 2 * self.mean - lower
+
+    @property
+    def _normals(self) -> tuple[Tensor, Tensor]:
+        """The logarithms of the weights of the normal components, and their variances."""
+        # The density of u = log(precision) is proportional to exp(dof/2 · (u - exp u)).
+        reach = 1 + 40 / self.dof
+        steps = torch.linspace(0, 1, 64, dtype=self.mean.dtype, device=self.mean.device)
+        low, high = 1 - 2 * reach, torch.log(reach) + 0.5
+        u = low + (high - low) * steps.view(-1, *(1,) * self.mean.dim())
+        log_weight = (self.dof / 2 * (u - u.exp())).log_softmax(0)
+        return log_weight, self.epistemic + self.aleatoric * (1 - 2 / self.dof) * torch.exp(-u)
+
+
+@dataclass(frozen=True, eq=False)
+class LogNormalPredictive(Regression):
+    """y = exp(f + noise), with a normal f and normal noise (Eq. 57).
+
+    >>> log = NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+    >>> LogNormalPredictive(log).mean                                   # exp(1/2)
+    tensor([[1.6487]])
+    """
+
+    log: NormalPredictive
+
+    @property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        return torch.exp(self.log.mean + self.log.var / 2)
+
+    @property
+    def epistemic(self) -> Tensor:  # type: ignore[override]
+        """Var E[y | f]."""
+        return self.mean.square() * torch.expm1(self.log.epistemic)
+
+    @property
+    def aleatoric(self) -> Tensor:  # type: ignore[override]
+        """E Var[y | f]."""
+        return self.mean.square() * torch.exp(self.log.epistemic) * torch.expm1(self.log.aleatoric)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        positive = y > 0
+        log = torch.where(positive, y, 1.0).log()
+        density = self.log.log_prob(log) - per_datum(log)
+        return torch.where(per_datum((~positive).to(log)) > 0, -math.inf, density)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        return self.log.cdf(y.clamp(min=0).log())
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        lower, upper = self.log.interval(level)
+        return lower.exp(), upper.exp()
+
+
+def quantile(cdf: Callable[[Tensor], Tensor], probability: float, low: Tensor, high: Tensor) -> Tensor:
+    """Where a distribution function takes a value, between two bounds."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = cdf(middle) < probability
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2
 
 
 class Discrete(Predictive):
@@ -200,15 +294,11 @@ class RegressionMixture(Mixture, Regression):
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         lower, upper = zip(*(p.interval(level) for p in self.components), strict=True)
         # A quantile of the mixture lies between the smallest and the largest quantile of its components.
-        return self._quantile((1 - level) / 2, lower), self._quantile((1 + level) / 2, upper)
-
-    def _quantile(self, probability: float, quantiles: Sequence[Tensor]) -> Tensor:
-        low, high = torch.stack(tuple(quantiles)).aminmax(dim=0)
-        for _ in range(60):
-            middle = (low + high) / 2
-            below = self.cdf(middle) < probability
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (low + high) / 2
+        between = [torch.stack(ends).aminmax(dim=0) for ends in (lower, upper)]
+        return (
+            quantile(self.cdf, (1 - level) / 2, *between[0]),
+            quantile(self.cdf, (1 + level) / 2, *between[1]),
+        )
 
 
 def concatenate(parts: Sequence[Predictive]) -> Predictive:
@@ -229,6 +319,8 @@ def _join(values: Sequence[Any]) -> object:
         return torch.cat(list(values))
     if isinstance(first, Gaussian):
         return Gaussian.of(torch.cat([v.mean for v in values]), torch.cat([v.var for v in values]))
+    if isinstance(first, Predictive):
+        return concatenate(values)
     if isinstance(first, Sequence):
         return [concatenate(components) for components in zip(*values, strict=True)]
     return first
@@ -247,9 +339,42 @@ def rescaled(p: Predictive, mean: Tensor | float, scale: Tensor | float) -> Regr
         return RegressionMixture(
             components, p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2
         )
+    if isinstance(p, NormalPredictive | StudentPredictive):
+        return replace(
+            p,
+            mean=p.mean * scale + mean,
+            epistemic=p.epistemic * scale**2,
+            aleatoric=p.aleatoric * scale**2,
+        )
+    raise _not_numbers("rescaled", p)
+
+
+def widened(p: Predictive, factor: Tensor | float) -> Regression:
+    """The prediction with all variances multiplied by a factor; between the means of a mixture they stay."""
+    if isinstance(p, RegressionMixture):
+        widened_mixture = mixture([widened(component, factor) for component in p.components])
+        assert isinstance(widened_mixture, RegressionMixture)
+        return widened_mixture
+    if isinstance(p, NormalPredictive | StudentPredictive):
+        return replace(p, epistemic=p.epistemic * factor, aleatoric=p.aleatoric * factor)
+    raise _not_numbers("widened", p)
+
+
+def exponential(p: Predictive) -> Regression:
+    """The prediction of exp(y), given a normal prediction of y or a mixture of normals."""
+    if isinstance(p, RegressionMixture):
+        exponentials = mixture([exponential(component) for component in p.components])
+        assert isinstance(exponentials, RegressionMixture)
+        return exponentials
     if isinstance(p, NormalPredictive):
-        return NormalPredictive(p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)
-    raise TypeError(f"rescaled: needs a normal prediction or a mixture of normals, got {type(p).__name__}.")
+        return LogNormalPredictive(p)
+    raise _not_numbers("exponential", p)
+
+
+def _not_numbers(function: str, p: Predictive) -> TypeError:
+    return TypeError(
+        f"{function}: needs a prediction of numbers or a mixture of them, got {type(p).__name__}."
+    )
 
 
 def two_classes(p: LabelPredictive) -> ClassPredictive:

@@ -58,7 +58,15 @@ PRIORS: dict[str, type[priors.Prior]] = {
 }
 LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
     name: getattr(likelihoods, name)
-    for name in ("Normal", "HeteroscedasticNormal", "Categorical", "Bernoulli", "MultiLabel")
+    for name in (
+        "Normal",
+        "HeteroscedasticNormal",
+        "BoundedNoise",
+        "StudentT",
+        "Categorical",
+        "Bernoulli",
+        "MultiLabel",
+    )
 }
 
 
@@ -167,8 +175,10 @@ def _describe_likelihood(likelihood: likelihoods.Likelihood) -> Description | No
     if type(likelihood) is not LIKELIHOODS.get(type(likelihood).__name__):
         return None
     arguments = _arguments(likelihood)
-    if isinstance(likelihood, likelihoods.Normal):
-        arguments = {"outputs": likelihood.precision.numel()}  # the precision itself is one of the weights
+    if isinstance(likelihood, likelihoods.Normal | likelihoods.StudentT):
+        # What is learned is among the weights.
+        arguments = {name: value for name, value in arguments.items() if not isinstance(value, torch.Tensor)}
+        arguments["outputs"] = sum(value.numel() for value in likelihood.state_dict().values())
     return {"type": type(likelihood).__name__, "arguments": arguments}
 
 
