@@ -449,13 +449,15 @@ def test_rows_without_a_target_are_left_out_and_counted(place: Path, tmp_path: P
     table = houses(60)
     table.loc[:9, "price"] = None
     table.to_csv(tmp_path / "data.csv", index=False)
-    said = "varprop: 10 of 60 rows have no target and are left out.\n"
+    said = "varprop: left out: 10 of 60 rows, which have no target.\n"
     result = fitted(tmp_path / "data.csv", "--target", "price", "--ignore", "dear")
     assert result.stderr == said
     assert "50 rows" in result.stdout
     result = run("evaluate", tmp_path / "model", tmp_path / "data.csv")
     assert (result.exit_code, result.stderr) == (0, said)
     assert re.search("cases +│ 50 ", result.stdout)
+    table[:5].to_csv(tmp_path / "none.csv", index=False)
+    fails("evaluate", tmp_path / "model", tmp_path / "none.csv", saying="no row with a value of 'price'")
 
 
 def test_a_second_target_of_the_same_name_does_not_leak(tmp_path: Path) -> None:

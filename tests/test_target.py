@@ -67,8 +67,8 @@ def test_rows_without_a_target_are_left_out() -> None:
     assert with_target(names, ["y"]).index.tolist() == [0, 1, 3, 4]
     assert TargetColumn.fit(with_target(names, ["y"]), ["y"]).classes == ["NA", "None", "a", "null"]
     assert with_target(table, ["y"], Task.classification).index.tolist() == [0, 2, 3, 4]
-    with pytest.raises(TableError, match="column 'y' has no values to learn from"):
-        with_target(table.iloc[1:2], ["y"])
+    with pytest.raises(TableError, match="no row has a value of 'y'"):
+        TargetColumn.fit(with_target(table.iloc[1:2], ["y"]), ["y"])
 
 
 def test_several_targets_are_numbers() -> None:

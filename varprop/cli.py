@@ -30,6 +30,8 @@ from .table.messages import TableError, TableWarning
 from .table.task import Task
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .table.model import TableModel
     from .table.scores import Scores
 
@@ -166,7 +168,7 @@ def fit(
     check_present(data, list(table.columns), (*target, *ignored, *kept))
     complete = with_target(table.drop(columns=ignored), target, task)
     if len(complete) < len(table):
-        say(f"{len(table) - len(complete):,} of {len(table):,} rows have no target and are left out.")
+        say(_left_out(len(table) - len(complete), len(table)))
     column = TargetColumn.fit(complete, target, task)
     options: dict[str, Any] = {
         "method": method.value,
@@ -252,15 +254,13 @@ def evaluate(model: Model, data: Data, strict: Strict = False) -> None:
     check_model(model)
     check_table(data)
     from .posterior import posteriors
-    from .table.reading import chunks
 
     loaded = _load(model)
     with told(strict):
-        parts = (_with_target(loaded, part) for part in chunks(data, loaded.types_with_target))
-        heads, rows = _compared(loaded, loaded.scores(parts))
+        complete = _complete(loaded, data)
+        heads, rows = _compared(loaded, loaded.scores(complete))
         if next(posteriors(loaded.model.elbo.net), None) is not None:
-            first = _with_target(loaded, next(chunks(data, loaded.types_with_target, rows=1000)), quiet=True)
-            rows["audit"] = loaded.audit(first).verdict
+            rows["audit"] = loaded.audit(complete[0][:1000]).verdict
     print_table(f"{model} on {data}", rows, heads)
 
 
@@ -276,12 +276,13 @@ def report(
     check_free(out, overwrite)
     check_model(model)
     check_table(data)
+    import pandas as pd
+
     from .reporting import report as write
-    from .table.reading import read
 
     loaded = _load(model)
     with told(strict):
-        table = _with_target(loaded, read(data, loaded.types_with_target))
+        table = pd.concat(_complete(loaded, data))
         write(loaded, table[list(loaded.types)], loaded.truth(table), out)
     typer.echo(out)
 
@@ -351,11 +352,22 @@ def _sizes(hidden: str) -> str | list[int]:
     return [int(size) for size in sizes]
 
 
-def _with_target(model: TableModel, table: Any, quiet: bool = False) -> Any:
-    complete = model.with_target(table)
-    if len(complete) < len(table) and not quiet:
-        say(f"{len(table) - len(complete):,} of {len(table):,} rows have no target and are left out.")
+def _complete(model: TableModel, data: Path) -> list[pd.DataFrame]:
+    """The parts of a table with the rows that have the target."""
+    from .table.reading import chunks
+
+    parts = list(chunks(data, model.types_with_target))
+    complete = [part for part in map(model.with_target, parts) if len(part)]
+    rows, missing = sum(map(len, parts)), sum(map(len, parts)) - sum(map(len, complete))
+    if not complete:
+        raise TableError(f"{data} has no row with a value of {model.target.name!r}; nothing can be measured.")
+    if missing:
+        say(_left_out(missing, rows))
     return complete
+
+
+def _left_out(missing: int, rows: int) -> str:
+    return f"left out: {missing:,} of {rows:,} rows, which have no target."
 
 
 def _compared(

@@ -88,7 +88,7 @@ class TableModel(Fitted):
         return self.model.audit(table, self.truth(table))
 
     def with_target(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a table that have the target."""
+        """The rows of a table, or of a part of one, that have the target."""
         task = Task.regression if self.target.classes is None else Task.classification
         return with_target(table, self.target.names, task)
 

@@ -32,6 +32,8 @@ class TargetColumn:
     @classmethod
     def fit(cls, table: pd.DataFrame, names: Sequence[str], task: Task = Task.auto) -> TargetColumn:
         """The target of a table whose rows all have one, see `with_target`."""
+        if not len(table):
+            raise TableError(f"no row has a value of {listed(names)}; give another --target.")
         if len(names) == 1 and task is Task.auto:
             task = guess_task(table[names[0]])
         if len(names) > 1 or task is Task.regression:
@@ -83,8 +85,6 @@ def with_target(table: pd.DataFrame, names: Sequence[str], task: Task = Task.aut
     missing = np.zeros(len(table), dtype=bool)
     for name in names:
         missing |= _absent(table[name], task)
-    if missing.all():
-        raise TableError(f"column {listed(names)} has no values to learn from; give another --target.")
     return table[~missing] if missing.any() else table
 
 
