@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .gaussian import Gaussian
     from .inspect import metrics
     from .inspect.consistency import Audit, audit
+    from .inspect.explanation import Explanation, explain
     from .inspect.operations import summary
     from .io.description import ModelFileError
     from .io.files import load, save
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "gaussian": "Gaussian",
     "inspect.consistency": "Audit audit",
+    "inspect.explanation": "Explanation explain",
     "inspect.operations": "summary",
     "io.description": "ModelFileError",
     "io.files": "load save",
@@ -91,6 +93,7 @@ __all__ = [
     "Audit",
     "BayesianMLPClassifier",
     "BayesianMLPRegressor",
+    "Explanation",
     "Gaussian",
     "LogMarginal",
     "Method",
@@ -102,6 +105,7 @@ __all__ = [
     "calibrate",
     "centred",
     "correlated",
+    "explain",
     "export",
     "export_onnx",
     "fit",
