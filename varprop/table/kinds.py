@@ -16,6 +16,8 @@ from .messages import TableWarning
 
 TAIL = 20.0
 """A column is squashed if a value lies this many times farther from the median than its typical value."""
+BODY = 5.0
+"""The scale of a squashed column in typical distances: within it, the column stays nearly linear."""
 REACH = 1000.0
 """Numbers are clamped so many spans of the training data beyond its ends."""
 RARE, RARE_SHARE = 10, 0.01
@@ -28,8 +30,8 @@ YEAR, WEEK, DAY = 365.2425, 7.0, 1.0
 class Number:
     """A column of numbers. A missing one is the median, with an indicator where training had missing ones.
 
-    A column with heavy tails becomes asinh((x - median) / scale); the scale is the median distance from the
-    median, of the values that differ from it.
+    A column with heavy tails becomes asinh((x - median) / scale); the scale is five times the typical
+    distance from the median, which is the median distance of the values that differ from it.
     """
 
     name: str
@@ -145,7 +147,7 @@ def _learned(name: str, values: np.ndarray) -> dict[str, Any]:
         "low": max(low - reach, -1e300),
         "high": min(high + reach, 1e300),
         "missing": len(known) < len(values),
-        "scale": typical if distance.max() > TAIL * typical else None,
+        "scale": BODY * typical if distance.max() > TAIL * typical else None,
         "words": [],
     }
 
