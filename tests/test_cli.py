@@ -317,7 +317,7 @@ def test_models_that_are_none(place: Path, tmp_path: Path) -> None:
     )
     for name, change, saying in (
         ("cut", lambda text: text[: len(text) // 2], "damaged"),
-        ("changed", lambda text: text.replace('"town"', '"city"'), "checksum"),
+        ("changed", lambda text: text.replace('"Ulm"', '"Bonn"'), "checksum"),
         ("newer", lambda text: text.replace('"format": 2', '"format": 99'), "upgrade varprop"),
     ):
         folder = tmp_path / name
@@ -616,9 +616,15 @@ assert not {"torch", "pandas", "sklearn"} & set(sys.modules)
         ["fit", "none.csv", "--target", "y"],
         ["fit", "data.csv", "--target", "z"],
         ["predict", "none", "data.csv"],
+        ["predict", "price", "data.csv"],
+        ["report", "price", "new.csv"],
     ],
 )
-def test_a_mistake_is_told_before_anything_large_is_imported(words: list[str], tmp_path: Path) -> None:
+def test_a_mistake_is_told_before_anything_large_is_imported(
+    place: Path, words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "price").symlink_to(place / "price")
+    (tmp_path / "new.csv").symlink_to(place / "new.csv")
     (tmp_path / "data.csv").write_text("x,y\n1,2\n")
     done = subprocess.run(
         [sys.executable, "-c", SLOW, *words],

@@ -232,8 +232,7 @@ def predict(
     if out is not None:
         check_free(out, overwrite)
     ids = id or []
-    check_model(model)
-    check_table(data, ids)
+    check_table(data, [*ids, *check_model(model)])
     from .io.storage import replacing
 
     loaded = _load(model)
@@ -251,8 +250,7 @@ def predict(
 @command
 def evaluate(model: Model, data: Data, strict: Strict = False) -> None:
     """Measure a model on a table that has the target column, and audit it on the first 1,000 rows."""
-    check_model(model)
-    check_table(data)
+    check_table(data, check_model(model, with_target=True))
     from .posterior import posteriors
 
     loaded = _load(model)
@@ -274,8 +272,7 @@ def report(
 ) -> None:
     """Write one HTML page with figures of how a model does on a table that has the target column."""
     check_free(out, overwrite)
-    check_model(model)
-    check_table(data)
+    check_table(data, check_model(model, with_target=True))
     import pandas as pd
 
     from .reporting import report as write

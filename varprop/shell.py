@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -86,15 +87,19 @@ def check_table(data: Path, wanted: Sequence[str] = (), unusual: bool = True) ->
     return layout.header
 
 
-def check_model(folder: Path) -> None:
-    """Refuse a folder without a model."""
+def check_model(folder: Path, with_target: bool = False) -> list[str]:
+    """Refuse a folder without a model; the columns that its tables must have, if its file tells them."""
     if not (folder / "model.json").is_file():
         what = (
-            "has no model.json"
-            if folder.is_dir()
-            else "does not exist" * (not folder.exists()) or "is a file"
+            "has no model.json" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
         )
         raise TableError(f"{folder} {what}; give a folder that `varprop fit` wrote.")
+    try:
+        kept = json.loads((folder / "model.json").read_text(encoding="utf-8"))["preprocessing"]
+        kinds = [kind for part in ("numbers", "dates", "categories") for kind in kept["encoder"][part]]
+        return [kind["name"] for kind in kinds] + (kept["target"]["names"] if with_target else [])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # damaged, or of an earlier version: loading it tells
 
 
 def check_free(out: Path, overwrite: bool, is_folder: bool = False) -> None:
