@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from varprop.table.columns import numbers
 from varprop.table.encoding import Encoder
 from varprop.table.layout import Layout
 from varprop.table.messages import TableError
@@ -94,8 +95,6 @@ def test_points_are_thousands_beside_decimal_commas(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("a;b\n1.234,5;x\n1.234;1,5 m\n2,5;z\n")
     expected = {"a": [1234.5, 1234.0, 2.5], "b": ["x", "1,5 m", "z"]}
     table = read(tmp_path / "data.csv", {"a": "float64", "b": "str"})
-    from varprop.table.columns import numbers
-
     assert {"a": numbers(table["a"]).tolist(), "b": table["b"].tolist()} == expected
 
 
