@@ -13,9 +13,8 @@ from varprop.inspect.attribution import units_in_use
 from varprop.inspect.explanation import column_nodes, gauss_rule
 from varprop.inspect.novelty import FAR
 from varprop.model import Classes, Fitted, Model, Numbers, Standardise
-from varprop.table.columns import TargetColumn
-from varprop.table.encoding import Encoder
 from varprop.table.model import train
+from varprop.table.target import TargetColumn
 
 
 class Given(Fitted):
@@ -207,8 +206,7 @@ def table() -> pd.DataFrame:
 
 def test_the_columns_of_a_table(table: pd.DataFrame) -> None:
     """Categories are explained as one column, and missing numbers are values too."""
-    encoder = Encoder.fit(table.drop(columns="price"))
-    model = train(table, TargetColumn("price"), encoder, epochs=40, random_state=0)
+    model = train(table, TargetColumn(["price"]), epochs=40, random_state=0)
     e = vp.explain(model, table)
     assert set(e.table.index) == {"town", "idle", "area"}
     assert e.table.index[2] == "idle"
