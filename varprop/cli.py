@@ -57,6 +57,15 @@ class MethodName(str, Enum):
     deterministic = "deterministic"
 
 
+class NoiseName(str, Enum):
+    """How targets scatter around their mean."""
+
+    auto = "auto"
+    constant = "constant"
+    heteroscedastic = "heteroscedastic"
+    student = "student"
+
+
 class ClassWeight(str, Enum):
     """How much each class counts in training."""
 
@@ -115,9 +124,17 @@ def fit(
         float,
         typer.Option(min=1e-6, help="Prior variance of the weights into a unit, times their number."),
     ] = 4.0,
-    replicas: Annotated[
-        int, typer.Option(min=1, help="Networks trained from different starts, which predict together.")
-    ] = 1,
+    noise: Annotated[
+        NoiseName, typer.Option(help="Of numbers; auto: the kind that suits rows outside training best.")
+    ] = NoiseName.auto,
+    folds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Parts of the rows; each network is trained without one, which judges it. 1: all rows.",
+        ),
+    ] = 5,
+    replicas: Annotated[int, typer.Option(min=1, help="Networks for each fold, from other starts.")] = 1,
     class_weight: Annotated[
         ClassWeight, typer.Option(help="balanced: every class counts the same, however rare.")
     ] = ClassWeight.none,
@@ -127,8 +144,9 @@ def fit(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
     holdout: Annotated[
-        float, typer.Option(min=0.0, max=0.5, help="Share of the rows kept out of training to judge it.")
-    ] = 0.1,
+        float,
+        typer.Option(min=0.0, max=0.5, help="Share of the rows to judge it by; with folds none is needed."),
+    ] = 0.0,
     refit: Annotated[
         bool, typer.Option(help="After judging it by the rows held out, train again on all rows.")
     ] = True,
@@ -175,10 +193,13 @@ def fit(
         "hidden_layer_sizes": hidden_layer_sizes,
         "prior": prior,
         "n_replicas": replicas,
+        "folds": folds,
         "epochs": epochs or "auto",
         "random_state": seed,
         "verbose": not quiet and sys.stderr.isatty(),
     }
+    if column.classes is None:
+        options["noise"] = noise.value
     balanced = class_weight is ClassWeight.balanced
     training, held_out = tabular.split(complete, column, holdout, seed)
     model = tabular.train(training, column, keep=kept, balanced=balanced, say=say, **options)
@@ -195,9 +216,12 @@ def fit(
         heads, judged = _compared(model, found, "held out: ")
         if refit:
             model = tabular.train(complete, column, keep=kept, balanced=balanced, **options)
+    elif (honest := model.out_of_fold(training)) is not None:
+        heads, judged = _compared(model, honest, "out of fold: ")
     model.save(out)
     rows |= {
-        "method": f"{method.value}, {len(model.history)} epochs",
+        "method": f"{method.value}, {len(model.model.members)} networks, {len(model.history)} epochs",
+        **model.choices,
         "time": f"{time.perf_counter() - began:.1f} s",
     }
     print_table(f"{column.name} → {out}", rows | judged, heads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -21,6 +21,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from .inspect.consistency import Audit
+from .inspect.explanation import Explanation, explain
 from .io.description import ModelFileError, describe_estimator
 from .likelihoods import Likelihood
 from .methods import METHODS, Method
@@ -29,6 +30,7 @@ from .objectives import ELBO
 from .posterior import variational
 from .predictive import Predictive
 from .priors import FanIn, Horseshoe, Prior
+from .table.encoding import Encoder, is_mixed
 from .training import replicas
 from .training.folds import Folds
 
@@ -39,7 +41,7 @@ COMPARED = 2000
 """Rows of a large table on which choices are compared."""
 LOGVAR = -7.0
 """The logarithms of the weights' variances at the start."""
-ROUNDS, PATIENCE = 60, 5
+ROUNDS, PATIENCE = 40, 5
 """The most rounds of L-BFGS, and rounds without a better one after which a member stops."""
 STEPS = 4000, 40_000
 """The fewest and the most steps of Adam that "auto" makes."""
@@ -68,8 +70,12 @@ class Learned:
     """What each "auto" stands for."""
     candidates_: pd.DataFrame
     """The choices that were compared, with the out-of-fold log-likelihood of each."""
+    encoder_: Encoder | None = None
+    """Of a table that is not all numbers."""
+    oof_: Predictive
+    """Of each row, in the order of the data, by members that have not seen it; model files leave it out."""
     oof_predict_: np.ndarray
-    """Of each row, in the order of the data, by members that have not seen it: the mean, or probabilities."""
+    """Its means or probabilities."""
     oof_log_likelihood_: float
     """Its mean log-likelihood, in the target's own unit: what to expect of new rows."""
 
@@ -136,10 +142,20 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         """What else to try after a fit that was the best so far."""
         return []
 
+    def _encoded(self, X: Any, new: bool) -> Any:
+        """A table that is not all numbers, as numbers; anything else as it is."""
+        if new:
+            self.encoder_ = Encoder.fit(X) if is_mixed(X) else None
+        return X if self.encoder_ is None else self.encoder_.transform(_table(X))
+
     # ----------------------------------------------------------------------------------------------- training
 
     def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Train on rows X with targets y; a row counts as often as its weight says."""
+        """Train on rows X with targets y; a row counts as often as its weight says.
+
+        X may be a DataFrame with categories, text, dates and missing values, which become numbers as in
+        `varprop fit`.
+        """
         new = not (self.warm_start and self.__sklearn_is_fitted__())
         X, y = self._validated(X, y, new)
         if not new:
@@ -234,7 +250,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     def _train_members(
         self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int, once: bool
     ) -> None:
-        model = self.model_
+        model = replace(self.model_, encoder=None)  # the rows are encoded already
         x, t, w = model.inputs(X), model.targets(y), torch.from_numpy(weight)
         self.n_seen_ += float(weight.sum()) * (1 if folds == 1 else 1 - 1 / folds)
         for member in self.members_:
@@ -275,7 +291,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         """What rows that a member has not seen say about it: its calibration and its honest score."""
         p = parts.predict(self.members_, x)
         self._calibrate(p, t, w)
-        p = self._target.unscaled(p)
+        p = self.oof_ = self._target.unscaled(p)
         self.oof_log_likelihood_ = float((w * p.log_prob(values)).sum() / w.sum())
         self._keep(p, values, parts.part.numpy())
 
@@ -333,12 +349,15 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     def model_(self) -> Model:
         """The trained networks with the scales of the data."""
         check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", np.array([])).tolist()
+        encoder = self.encoder_
         return Model(
             self.members_,
             self._target,
             Standardise(self.x_mean_, self.x_scale_),
-            columns=getattr(self, "feature_names_in_", np.array([])).tolist(),
-            width=len(self.x_mean_),
+            encoder,
+            columns=names if encoder is None else encoder.columns,
+            width=len(self.x_mean_) if encoder is None else len(encoder.types),
             history=self.history_,
             seed=self.random_,
         )
@@ -350,20 +369,37 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
                 f"save its `elbo_`."
             )
         learned = {name: value for name, value in vars(self).items() if name.endswith("_")}
-        learned = {name: value for name, value in learned.items() if name not in ("members_", "elbo_")}
+        learned = {
+            name: value for name, value in learned.items() if name not in ("members_", "elbo_", "oof_")
+        }
         return {"estimator": describe_estimator(type(self).__name__, self.get_params(deep=False), learned)}
 
     def audit(self, X: ArrayLike, y: ArrayLike) -> Audit:
         """`vp.audit` of `elbo_` on held-out rows, with log-likelihoods of the standardised target."""
         check_is_fitted(self)
-        return self.model_.audit(*self._validated(X, y, new=False))
+        return replace(self.model_, encoder=None).audit(*self._validated(X, y, new=False))
+
+    def explain(self, X: ArrayLike, columns: Sequence[str] | None = None) -> Explanation:
+        """`vp.explain`: what each column does to the mean and to the uncertainty."""
+        check_is_fitted(self)
+        return explain(self, X, columns)
 
     def _predictive(self, X: ArrayLike) -> Predictive:
         check_is_fitted(self)
-        return self.model_.predict(validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
+        rows = validate_data(self, self._encoded(X, False), dtype=[np.float64, np.float32], reset=False)
+        return replace(self.model_, encoder=None).predict(rows)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "members_" in vars(self)
+
+
+def _table(X: object) -> pd.DataFrame:
+    if not isinstance(X, pd.DataFrame):
+        raise TypeError(
+            f"the model was fitted to a DataFrame with categories and takes the same columns again, "
+            f"got {type(X).__name__}."
+        )
+    return X
 
 
 def mean_and_scale(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,7 @@ from .. import likelihoods, priors
 from ..methods import METHODS, Method, vbp
 from ..objectives import ELBO
 from ..posterior import centred, is_random, variational
+from ..table.encoding import Encoder
 
 if TYPE_CHECKING:
     from ..perceptron import BayesianMLP
@@ -259,6 +260,8 @@ def _plain(name: str, value: object) -> object:
             return {"prior": describe_prior(value)}
         case Method() if describe_method(value):
             return {"method": describe_method(value)}
+        case Encoder():
+            return {"encoder": value.to_json()}
     raise ModelFileError(
         f"save: the estimator's {name} is a {type(value).__name__}, which a model file cannot hold; "
         f"use a plain value."
@@ -279,6 +282,8 @@ def _value(plain: Any) -> Any:
             return make_prior(prior)
         case {"method": method}:
             return make_method(method)
+        case {"encoder": encoder}:
+            return Encoder.from_json(encoder)
         case dict():
             raise ValueError(f"no value is made of {', '.join(plain)}")
     return plain

@@ -119,6 +119,13 @@ class Encoder:
         return cls(numbers, [Category(**category) for category in kept["categories"]], kept["left_out"])
 
 
+def is_mixed(X: object) -> bool:
+    """Whether rows are a table that is not all numbers."""
+    return isinstance(X, pd.DataFrame) and not all(
+        isinstance(dtype, np.dtype) and dtype.kind in "iuf" for dtype in X.dtypes
+    )
+
+
 def _named_columns(table: pd.DataFrame) -> pd.DataFrame:
     """The table with text for the names of its columns, all different."""
     names = [str(name) for name in table.columns]

@@ -78,6 +78,20 @@ class TableModel(Fitted):
         p, y = concatenate([p for p, _ in judged]), torch.cat([y for _, y in judged])
         return scores(p, y, self.target, self.baseline)
 
+    def out_of_fold(self, table: pd.DataFrame) -> Scores | None:
+        """All measures of the rows of training by networks that have not seen them; None without folds."""
+        p = getattr(self.estimator, "oof_", None)
+        return None if p is None else scores(p, self.values(table), self.target, self.baseline)
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """What was chosen by rows outside training, in words."""
+        chosen = {} if self.estimator is None else self.estimator.choices_
+        words = {"noise": str(chosen.get("noise", ""))}
+        if chosen.get("log_target"):
+            words["scale"] = "logarithms of the target"
+        return {name: word for name, word in words.items() if word}
+
     @property
     def history(self) -> pd.DataFrame:
         """A row for each epoch of training."""
