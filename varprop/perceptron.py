@@ -27,10 +27,11 @@ from .likelihoods import Likelihood
 from .methods import METHODS, Method
 from .model import Fitted, Model, Standardise, Target
 from .objectives import ELBO
-from .posterior import variational
+from .posterior import centred, variational
 from .predictive import Predictive
 from .priors import FanIn, Horseshoe, Prior
 from .table.encoding import Encoder, is_mixed
+from .training import loop as training
 from .training import replicas
 from .training.folds import Folds
 
@@ -91,6 +92,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     _: KW_ONLY
     method: str | Method = "dvi"
     prior: float | Prior = 4.0
+    anchored: bool = False
     kl_weight: float = 1.0
     kl_z_weight: float = 0.0
     folds: int = 5
@@ -242,6 +244,8 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         net = nn.Sequential(*layers[:-1])
         is_horseshoe = isinstance(prior, Horseshoe)
         variational(net, posterior="horseshoe" if is_horseshoe else "full", init="he", logvar=LOGVAR)
+        if self.anchored and isinstance(prior, FanIn) and not method.deterministic:
+            centred(net)
         if method.deterministic:
             for layer in net.modules():
                 layer._parameters.pop("weight_logvar", None)
@@ -273,7 +277,15 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
             "batch_size": batch_size,
             "schedule": None if once else "cosine",
         }
-        shared = [v.expand(n, *v.shape) for v in (x, t, (w / w.mean()).to(x.dtype))]
+        data = (x, t, (w / w.mean()).to(x.dtype))
+        if n == 1:
+            from lightning_fabric import Fabric  # takes seconds to import
+
+            fabric = Fabric(accelerator="cpu", devices=1)
+            return training.fit(
+                self.elbo_, data, seed=self._seeds[0], progress=bool(self.verbose), fabric=fabric, **options
+            )
+        shared = [v.expand(n, *v.shape) for v in data]
         return replicas.fit(self.members_, *shared, seeds=self._seeds, progress=bool(self.verbose), **options)
 
     @property
@@ -282,7 +294,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
 
     def _note(self, history: pd.DataFrame) -> None:
         """Add epochs to the history."""
-        mean = history.drop(columns="replica").groupby("epoch", as_index=False).mean()
+        mean = history.drop(columns="replica", errors="ignore").groupby("epoch", as_index=False).mean()
         mean["epoch"] += len(self.history_)
         self.history_ = pd.concat([self.history_, mean], ignore_index=True) if self.n_iter_ else mean
         self.n_iter_ = len(self.history_)

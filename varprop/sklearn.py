@@ -68,6 +68,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     :param noise: "constant"; "heteroscedastic", which differs between inputs; "student", with heavy tails; or
         "auto", the one with the best out-of-fold log-likelihood.
     :param log_target: learn the logarithms of the targets; "auto" tries it for positive and skewed ones.
+    :param anchored: centre each member's prior on its first weights, so that members differ where there are
+        no data; for priors by the fan-in.
     :param kl_weight: how much the divergence from the prior counts; less than 1 is a tempered posterior.
     :param kl_z_weight: weight of the gates' divergence, for VBP and CVBP.
     :param folds: parts of the rows, and with them members; 1 trains on all rows, without any of the above.
