@@ -1,7 +1,7 @@
 """The tables of the benchmark, their halves and their splits.
 
-Columns are numbers, NaN where missing, or categories of pandas; a target is numbers or class names. A packaged
-table is read from the file that its package carries; the package itself is not imported.
+Columns are numbers, NaN where missing, or categories of pandas; a target is numbers or class names. A table
+from a package is read from the file that the package carries; the package itself is not imported.
 """
 
 from __future__ import annotations
