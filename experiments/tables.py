@@ -231,7 +231,15 @@ def markdown(lines: Iterable[list[str]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    from . import consistency, defaults, epochs, estimators, networks, positions  # they import this module
+    from . import (  # they import this module
+        consistency,
+        defaults,
+        epochs,
+        estimators,
+        networks,
+        positions,
+        tabular_ranks,
+    )
 
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(prog="python -m experiments.tables", description=__doc__)
@@ -247,6 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "calibrate": calibration(),
         "defaults": defaults.tables(),
         "estimators": estimators.tables(),
+        "tabular": tabular_ranks.tables(),
     }
     parts = [
         f"{(here / 'notes' / f'{name}.md').read_text().strip()}\n\n{tables}"
