@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from sklearn.compose import make_column_selector, make_column_transformer
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
@@ -26,11 +27,13 @@ from sklearn.model_selection import cross_val_predict
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from torch import Tensor
 
 from varprop import BayesianMLPClassifier, BayesianMLPRegressor
-from varprop.table.encoding import Encoder
+from varprop.inspect.metrics import crps, log_likelihood
+from varprop.predictive import Regression
 
-from .tabular_scores import LEVEL, Prediction, from_quantiles, normals, two_pieces
+from .tabular_scores import LEVEL, Prediction, normals, two_pieces
 
 Regressor = Callable[[pd.DataFrame, np.ndarray, int], Callable[[pd.DataFrame], Prediction]]
 Classifier = Callable[[pd.DataFrame, np.ndarray, int], Callable[[pd.DataFrame], np.ndarray]]
@@ -187,22 +190,25 @@ def _text(x: pd.DataFrame) -> pd.DataFrame:
 
 
 def ours(x: pd.DataFrame, y: np.ndarray, seed: int) -> Callable[[pd.DataFrame], Prediction]:
-    encoder = Encoder.fit(x)
-    model = BayesianMLPRegressor(random_state=seed).fit(encoder.transform(x), y)
+    model = BayesianMLPRegressor(random_state=seed).fit(x, y)
 
     def predict(x: pd.DataFrame) -> Prediction:
-        z = encoder.transform(x)
-        lower, upper = model.predict_interval(z, LEVEL)
-
-        def crps(y: np.ndarray) -> float:
-            ends = [model.predict_interval(z, level) for level in np.arange(99, 0, -2) / 100]
-            return from_quantiles(np.stack([low for low, _ in ends] + [high for _, high in ends[::-1]]), y)
-
+        p = model.predictive(x)
+        assert isinstance(p, Regression)
+        lower, upper = (end.numpy().ravel() for end in p.interval(LEVEL))
         return Prediction(
-            model.predict(z), lower, upper, lambda y: float(np.mean(model.log_prob(z, y))), crps
+            p.mean.numpy().ravel(),
+            lower,
+            upper,
+            lambda y: float(log_likelihood(p, _column(y))),
+            lambda y: float(crps(p, _column(y))),
         )
 
     return predict
+
+
+def _column(y: np.ndarray) -> Tensor:
+    return torch.tensor(y, dtype=torch.float64).unsqueeze(-1)
 
 
 # -------------------- classes
@@ -238,9 +244,8 @@ def catboost_classes(x: pd.DataFrame, y: np.ndarray, seed: int) -> Callable[[pd.
 
 
 def our_classes(x: pd.DataFrame, y: np.ndarray, seed: int) -> Callable[[pd.DataFrame], np.ndarray]:
-    encoder = Encoder.fit(x)
-    model = BayesianMLPClassifier(random_state=seed).fit(encoder.transform(x), y)
-    return lambda x: model.predict_proba(encoder.transform(x))
+    model = BayesianMLPClassifier(random_state=seed).fit(x, y)
+    return lambda x: np.asarray(model.predict_proba(x))
 
 
 OURS = "varprop"

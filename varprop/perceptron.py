@@ -396,7 +396,8 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         check_is_fitted(self)
         return explain(self, X, columns)
 
-    def _predictive(self, X: ArrayLike) -> Predictive:
+    def predictive(self, X: ArrayLike) -> Predictive:
+        """The predictive distribution of each row, in the target's own unit."""
         check_is_fitted(self)
         rows = validate_data(self, self._encoded(X, False), dtype=[np.float64, np.float32], reset=False)
         return replace(self.model_, encoder=None).predict(rows)

@@ -187,7 +187,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         self.oof_fold_ = folds
 
     def _regression(self, X: ArrayLike) -> Regression:
-        p = self._predictive(X)
+        p = self.predictive(X)
         assert isinstance(p, Regression)
         return p
 
@@ -308,7 +308,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return Categorical(), len(self.classes_)
 
     def _classification(self, X: ArrayLike) -> ClassPredictive:
-        p = self._predictive(X)
+        p = self.predictive(X)
         assert isinstance(p, ClassPredictive)
         return p
 
