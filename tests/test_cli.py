@@ -116,7 +116,16 @@ def test_targets_far_from_zero_keep_their_digits(place: Path, tmp_path: Path) ->
     table["time"] = (1.7e9 + 10 * table.price).round().astype("int64")
     table.drop(columns=["price", "dear"]).to_csv(tmp_path / "times.csv", index=False)
     fitted = run(
-        "fit", tmp_path / "times.csv", "--target", "time", "--epochs", 30, "--folds", 1, "--out", tmp_path / "model"
+        "fit",
+        tmp_path / "times.csv",
+        "--target",
+        "time",
+        "--epochs",
+        30,
+        "--folds",
+        1,
+        "--out",
+        tmp_path / "model",
     )
     assert fitted.exit_code == 0, fitted.output
     model, near = TableModel.load(tmp_path / "model"), TableModel.load(place / "price")
@@ -409,7 +418,9 @@ def test_a_new_category_is_told_once(place: Path, tmp_path: Path) -> None:
 def test_a_new_category_widens_the_prediction() -> None:
     """The weights of an indicator that training never saw stay at their prior."""
     rows = houses(200).drop(columns="dear")
-    model = train(rows, TargetColumn.fit(rows, ["price"]), folds=1, epochs=300, hidden_layer_sizes=10, random_state=0)
+    model = train(
+        rows, TargetColumn.fit(rows, ["price"]), folds=1, epochs=300, hidden_layer_sizes=10, random_state=0
+    )
     with pytest.warns(TableWarning, match="'Rome' in row 0 and 199 more"):
         new = model.predict(rows.assign(town="Rome"))
     assert new.epistemic.mean() > 2 * model.predict(rows).epistemic.mean()
@@ -556,7 +567,8 @@ def test_networks_of_any_size_and_number(place: Path, tmp_path: Path) -> None:
     options = ("--hidden", "8,4", "--replicas", 3, "--prior", 2, "--noise", "student", "--folds", 2)
     fitted(tmp_path / "data.csv", "--target", "price", *options)
     model = TableModel.load(tmp_path / "model").model
-    assert len(model.members) == 3
+    assert len(model.members) == 6
+    assert isinstance(model.elbo.likelihood, vp.likelihoods.StudentT)
     assert [tuple(w.shape) for name, w in model.elbo.net.named_parameters() if name.endswith(".weight")][
         1:
     ] == [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -304,6 +305,39 @@ def test_heavy_tails_are_found() -> None:
     x = random.uniform(-1, 1, (400, 1))
     model = BayesianMLPRegressor(epochs=6, random_state=0).fit(x, x[:, 0] + 0.1 * random.standard_t(2, 400))
     assert model.choices_["noise"] == "student"
+
+
+def test_tables_with_categories_dates_and_missing_values_are_taken(tmp_path: Path) -> None:
+    random = np.random.RandomState(0)
+    table = pd.DataFrame(
+        {
+            "area": np.where(np.arange(150) % 9 == 0, np.nan, random.gamma(2, 50, 150)),
+            "town": random.choice(["Ulm", "Bonn"], 150),
+            "built": pd.Timestamp("2000-01-01") + pd.to_timedelta(random.randint(0, 8000, 150), "D"),
+        }
+    )
+    y = (table["town"] == "Bonn").to_numpy() * 3.0 + 0.1 * random.randn(150)
+    model = BayesianMLPRegressor(**(QUICK | {"epochs": 4})).fit(table, y)
+    assert np.sqrt(np.mean((model.predict(table) - y) ** 2)) < 0.5
+    shares = model.explain(table).table["mean"]
+    assert shares["town"] > 0.8
+    vp.save(model, tmp_path)
+    np.testing.assert_array_equal(vp.load(tmp_path).predict(table), model.predict(table))
+    with pytest.raises(TypeError, match="takes the same columns again, got ndarray"):
+        model.predict(table.to_numpy())
+    labels = np.where(y > 1.5, "dear", "cheap")
+    classifier = BayesianMLPClassifier(5, folds=2, epochs=2, random_state=0).fit(table, labels)
+    assert classifier.score(table, labels) > 0.9
+
+
+def test_anchored_members_have_a_prior_around_their_first_weights() -> None:
+    options = QUICK | {"epochs": 1, "anchored": True}
+    members = BayesianMLPRegressor(**options).fit(X[TRAIN], Y[TRAIN]).members_
+    centres = [member.net[0].weight_centre for member in members]
+    assert not torch.equal(*centres)
+    kl = members[0].prior.kl(dict(vp.posteriors(members[0].net))["0.weight"])
+    members[0].net[0].weight_centre += 1.0
+    assert members[0].prior.kl(dict(vp.posteriors(members[0].net))["0.weight"]) > kl
 
 
 @pytest.mark.parametrize("wrong", [0.2, 5.0])
