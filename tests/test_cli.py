@@ -83,7 +83,7 @@ def test_numbers_are_predicted_with_their_uncertainty(place: Path, tmp_path: Pat
     assert list(p) == ["mean", "std", "lower", "upper", "epistemic", "aleatoric"]
     assert len(p) == 100
     np.testing.assert_allclose(p["std"] ** 2, p.epistemic + p.aleatoric, rtol=1e-4)
-    np.testing.assert_allclose(p["upper"] - p["lower"], 2 * 1.6449 * p["std"], rtol=1e-3)
+    np.testing.assert_allclose(p["upper"] - p["lower"], 2 * 1.6449 * p["std"], rtol=0.2)  # a mixture
     truth = houses(100, seed=1)["price"]
     assert np.corrcoef(p["mean"], truth)[0, 1] > 0.7
     assert 0.75 <= ((p.lower <= truth) & (truth <= p.upper)).mean() <= 1.0
@@ -141,7 +141,7 @@ def test_the_model_is_json_and_safetensors(place: Path) -> None:
     assert {path.suffix for path in (place / "price").iterdir()} == {".json", ".safetensors"}
     model = TableModel.load(place / "price")
     assert model.types == {"area": "float64", "rooms": "float64", "town": "str"}
-    assert len(model.history) == 30
+    assert len(model.history) == 6
 
 
 def test_one_seed_gives_one_model(place: Path, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_models_that_are_none(place: Path, tmp_path: Path) -> None:
     for name, change, saying in (
         ("cut", lambda text: text[: len(text) // 2], "damaged"),
         ("changed", lambda text: text.replace('"Ulm"', '"Bonn"'), "checksum"),
-        ("newer", lambda text: text.replace('"format": 2', '"format": 99'), "upgrade varprop"),
+        ("newer", lambda text: text.replace('"format": 3', '"format": 99'), "upgrade varprop"),
     ):
         folder = tmp_path / name
         folder.mkdir()
@@ -516,7 +516,7 @@ def test_the_level_and_the_identifiers_of_predictions(place: Path, tmp_path: Pat
     p = pd.read_csv(tmp_path / "p.csv")
     assert list(p)[:3] == ["nr", "town", "mean"]
     assert p.nr.tolist() == [f"A{i}" for i in range(50)]
-    np.testing.assert_allclose(p["upper"] - p["lower"], 2 * 0.67449 * p["std"], rtol=1e-3)
+    np.testing.assert_allclose(p["upper"] - p["lower"], 2 * 0.67449 * p["std"], rtol=0.2)  # a mixture
 
 
 def test_predictions_have_no_more_digits_than_they_are_worth(place: Path) -> None:

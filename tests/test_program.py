@@ -163,10 +163,11 @@ def data(rows: int = 60) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("outputs", "options"),
     [
-        (1, {}),
-        (2, {"n_replicas": 2}),
-        (1, {"heteroscedastic": True}),
-        (2, {"heteroscedastic": True, "method": "dvi"}),
+        (1, {"folds": 1}),
+        (2, {"folds": 2, "noise": "constant"}),
+        (1, {"folds": 1, "noise": "heteroscedastic"}),
+        (2, {"folds": 1, "noise": "student", "method": "vbp"}),
+        (1, {"folds": 2, "noise": "constant", "log_target": True}),
     ],
     ids=str,
 )
@@ -191,9 +192,7 @@ def test_a_classifier(tmp_path: Path) -> None:
     X, y = data()
     table = pd.DataFrame(X.astype(np.float32), columns=["a", "b", "c"])
     labels = np.where(y > np.median(y), "high", "low")
-    model = vp.BayesianMLPClassifier(8, epochs=3, batch_size=60, n_replicas=2, random_state=0).fit(
-        table, labels
-    )
+    model = vp.BayesianMLPClassifier(8, epochs=3, folds=2, random_state=0).fit(table, labels)
     for member in model.members_:
         member.likelihood = vp.likelihoods.Categorical(
             "delta"
@@ -368,7 +367,7 @@ def test_refusals(tmp_path: Path) -> None:
         vp.export(mlp(2), x)
     X, y = data(20)
     with pytest.raises(ValueError, match=r"the model takes \(rows, 3\)"):
-        vp.export(vp.BayesianMLPRegressor(4, epochs=1).fit(X, y), X[:, :2])
+        vp.export(vp.BayesianMLPRegressor(4, folds=1, epochs=1).fit(X, y), X[:, :2])
     noisy = type("Noisy", (nn.Module,), {"forward": lambda self, x: x + torch.randn_like(x)})
     method = vp.DETERMINISTIC
     with pytest.raises(ValueError, match=r"draws random numbers \(aten.randn_like.default\)"):

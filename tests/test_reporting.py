@@ -144,7 +144,7 @@ def test_class_names_are_escaped_inside_the_figures(tmp_path: Path) -> None:
     names = [EVIL, "$\\frac{", "a & b"]
     rng = np.random.default_rng(0)
     table = pd.DataFrame({EVIL: rng.normal(size=90), "b": rng.normal(size=90)})
-    model = BayesianMLPClassifier(hidden_layer_sizes=(4,), epochs=2, random_state=0).fit(
+    model = BayesianMLPClassifier(hidden_layer_sizes=(4,), folds=1, epochs=2, random_state=0).fit(
         table, np.array(names)[np.arange(90) % 3]
     )
     text = vp.report(model, table, np.array(names)[np.arange(90) % 3], tmp_path / "r.html").read_text()
@@ -209,7 +209,7 @@ def test_estimators_and_several_targets(tmp_path: Path) -> None:
     x = rng.normal(size=(120, 3))
     y = np.stack([100 + 10 * x[:, 0], x[:, 1]], 1)
     model = BayesianMLPRegressor(
-        hidden_layer_sizes=(4,), epochs=2, n_replicas=2, batch_size=60, random_state=0
+        hidden_layer_sizes=(4,), folds=2, noise="constant", epochs=2, random_state=0
     ).fit(x, y)
     text = vp.report(model, x, y, tmp_path / "r.html").read_text()
     assert "standard deviations of each target" in text
@@ -227,7 +227,7 @@ def test_targets_far_from_zero_are_judged_in_double_precision(tmp_path: Path) ->
     y = 10 * x[:, 0].astype(np.float64)
     pages = []
     for offset in (0.0, 1.7e9):
-        model = BayesianMLPRegressor(hidden_layer_sizes=(4,), epochs=5, random_state=0).fit(x, y + offset)
+        model = BayesianMLPRegressor((4,), folds=1, epochs=5, random_state=0).fit(x, y + offset)
         pages.append(vp.report(model, x, y + offset, tmp_path / "r.html").read_text())
     near, far = (re.findall(r"<dt>[^<]*</dt><dd>([^<]*)</dd>", page) for page in pages)
     assert len(near) == 8
@@ -242,7 +242,7 @@ def prices(tmp_path_factory: pytest.TempPathFactory) -> str:
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(150, 3)), columns=["area", "age", "idle"])
     price = 50_000 + 12_000 * table["area"] - 4000 * table["age"] + rng.normal(0, 1000, 150)
-    model = BayesianMLPRegressor(hidden_layer_sizes=(8,), epochs=40, random_state=0).fit(table, price)
+    model = BayesianMLPRegressor((8,), folds=1, epochs=40, random_state=0).fit(table, price)
     table.loc[4, "age"] = 9.0
     return vp.report(model, table, price, tmp_path_factory.mktemp("report") / "r.html").read_text()
 
@@ -322,7 +322,7 @@ def test_rare_classes_have_their_base_rate_recall_and_auc(tmp_path: Path) -> Non
     (none,) = by_class(Classes(y[:90], np.full((90, 2), 0.5), np.zeros(90), ["no", "yes"]))
     assert dict(none.rows[1].cells)["recall"] == ""
     x = np.random.default_rng(0).normal(size=(100, 2)) + y[:, None]
-    model = BayesianMLPClassifier(hidden_layer_sizes=(4,), epochs=3, random_state=0).fit(x, y)
+    model = BayesianMLPClassifier(hidden_layer_sizes=(4,), folds=1, epochs=3, random_state=0).fit(x, y)
     text = vp.report(model, x, y, tmp_path / "r.html").read_text()
     assert "the commonest class: 0.9<" in text
     assert rows_under(text, "By class")[2][1:3] == ["10", "10.0%"]

@@ -58,7 +58,9 @@ def _diabetes() -> dict[str, list[float]]:
     X, y = load_diabetes(return_X_y=True)
     x_train, x_test, y_train, y_test = train_test_split(X, y, test_size=0.25, random_state=0)
     plain = {
-        "plain network": make_pipeline(StandardScaler(), MLPRegressor(early_stopping=True, random_state=0)),
+        "plain network": make_pipeline(
+            StandardScaler(), MLPRegressor(early_stopping=True, max_iter=2000, random_state=0)
+        ),
         "gradient boosting": HistGradientBoostingRegressor(random_state=0),
     }
     predictions: dict[str, Regression] = {}

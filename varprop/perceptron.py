@@ -173,11 +173,13 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         new: bool,
         *,
         once: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> Self:
         """Train on checked data, as `fit` and `partial_fit` do.
 
         :param new: start from new networks and scales.
         :param once: train all members on all rows for one epoch at a constant rate.
+        :param dtype: of new networks; that of X by default.
         """
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
@@ -185,6 +187,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
             raise ValueError("All sample weights are zero; at least one row must count.")
         folds = 1 if once else self._fold_count(len(X))
         if new:
+            self._dtype = dtype or (torch.float32 if X.dtype == np.float32 else torch.float64)
             self.random_ = int(check_random_state(self.random_state).randint(2**31))
             choice = self._candidates(y)[0]
             if folds > 1 and self._is_open:
@@ -227,11 +230,10 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         self.choices_ = dict(choice)
         self.x_mean_, self.x_scale_ = mean_and_scale(X, weight)
         self._learn_target(y, weight)
-        dtype = torch.float32 if X.dtype == np.float32 else torch.float64
         with torch.random.fork_rng([]):
             torch.manual_seed(self.random_)
             n = folds * count("n_replicas", self.n_replicas)
-            self.members_ = [self._objective(len(X), X.shape[1]).to(dtype) for _ in range(n)]
+            self.members_ = [self._objective(len(X), X.shape[1]).to(self._dtype) for _ in range(n)]
         self.elbo_ = self.members_[0]
         self.history_ = pd.DataFrame()
         self.n_seen_, self.n_iter_ = 0.0, 0

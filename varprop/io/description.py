@@ -179,7 +179,7 @@ def _describe_likelihood(likelihood: likelihoods.Likelihood) -> Description | No
     if isinstance(likelihood, likelihoods.Normal | likelihoods.StudentT):
         # What is learned is among the weights.
         arguments = {name: value for name, value in arguments.items() if not isinstance(value, torch.Tensor)}
-        arguments["outputs"] = sum(value.numel() for value in likelihood.state_dict().values())
+        arguments["outputs"] = next(iter(likelihood.state_dict().values())).numel()
     return {"type": type(likelihood).__name__, "arguments": arguments}
 
 

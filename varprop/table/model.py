@@ -227,7 +227,8 @@ def train(
     if isinstance(estimator, BayesianMLPClassifier):
         estimator.classes_ = np.array(column.classes, dtype=object)
     weight = compute_sample_weight("balanced", y) if balanced and column.classes is not None else None
-    estimator._train(encoder.transform(table), y, weight, new=True)
+    # The features are scaled in double precision, but the network needs only single precision.
+    estimator._train(encoder.transform(table), y, weight, new=True, dtype=torch.float32)
     return TableModel._of(estimator, encoder, column, Baseline.fit(column, y))
 
 
