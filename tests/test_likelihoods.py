@@ -116,6 +116,103 @@ def test_heteroscedastic_needs_two_outputs_for_each_target():
         likelihoods.HeteroscedasticNormal().target_shape(output(4, 3))
 
 
+# -------------------- noise within bounds
+
+
+def test_bounded_noise_is_the_expectation_of_the_log_density():
+    f, y = output(6, 2), torch.randn(6, 1)
+    likelihood = likelihoods.BoundedNoise(bound=2.0)
+    likelihood.precision.fill_(3.0)
+
+    def log_prob(a: Tensor) -> Tensor:
+        return dist.Normal(a[..., :1], torch.exp(torch.tanh(a[..., 1:] / 2)) / math.sqrt(3)).log_prob(y)
+
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(likelihood.expected_log_prob(f, y), expectation(log_prob, f), **close)
+    torch.testing.assert_close(likelihood.log_prob(f.mean, y), log_prob(f.mean))
+
+
+def test_bounded_noise_predicts_the_mean_noise():
+    f, likelihood = output(6, 2), likelihoods.BoundedNoise()
+    p = likelihood.predictive(f)
+    noise = expectation(lambda h: torch.exp(4 * torch.tanh(h / 4)), f.map(lambda t: t[:, 1:]))
+    torch.testing.assert_close(p.aleatoric[:, 0], noise[:, 0], rtol=1e-4, atol=0)
+    torch.testing.assert_close(p.epistemic, f.var[:, :1])
+
+
+@pytest.mark.parametrize("level", [-1e4, 1e4])
+def test_bounded_noise_stays_within_its_bounds_and_keeps_a_gradient_at_the_mean(level):
+    f = vp.Gaussian(torch.tensor([[0.0, level]]).requires_grad_(), torch.tensor([[1.0, 50.0]]))
+    likelihood = likelihoods.BoundedNoise(bound=3.0)
+    assert math.exp(-3.001) < likelihood.predictive(f).aleatoric < math.exp(3.001)
+    (gradient,) = torch.autograd.grad(likelihood.expected_log_prob(f, torch.ones(1, 1)).sum(), f.mean)
+    assert gradient.isfinite().all()
+    assert gradient[0, 0] != 0
+
+
+@pytest.mark.parametrize("kind", [likelihoods.Normal, likelihoods.BoundedNoise])
+def test_the_update_of_the_noise_is_its_optimum(kind):
+    likelihood = kind(outputs=2)
+    f, y = output(7, 2 if kind is likelihoods.Normal else 4), torch.randn(7, 2)
+    likelihood.update(likelihood.statistic(f, y))
+    best, at = likelihood.expected_log_prob(f, y).sum(), likelihood.precision.clone()
+    for factor in (0.99, 1.01):
+        likelihood.precision.copy_(at * factor)
+        assert likelihood.expected_log_prob(f, y).sum() < best
+
+
+def test_bounded_noise_refuses_a_bound_that_is_not_positive():
+    with pytest.raises(ValueError, match="bound must be positive"):
+        likelihoods.BoundedNoise(bound=0.0)
+
+
+# -------------------- Student's t
+
+
+@pytest.mark.parametrize("dof", [2.5, 4.0, 30.0])
+def test_student_is_the_density_of_torch_and_its_expectation_a_lower_bound(dof):
+    f, y = output(6, 1), 3 * torch.randn(6, 1)
+    likelihood = likelihoods.StudentT(scale=0.7, dof=dof)
+    torch.testing.assert_close(
+        likelihood.log_prob(f.mean, y), dist.StudentT(dof, f.mean, torch.tensor(0.7)).log_prob(y)
+    )
+    exact = expectation(lambda a: likelihood.log_prob(a, y), f)
+    assert (likelihood.expected_log_prob(f, y) <= exact).all()
+    near = f.times(0.1).plus(0.9 * f.mean)
+    torch.testing.assert_close(
+        likelihood.expected_log_prob(near, y),
+        expectation(lambda a: likelihood.log_prob(a, y), near),
+        rtol=0,
+        atol=0.01,
+    )
+
+
+def test_student_learns_heavy_tails():
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(20_000, 1, generator=generator)
+    precision = torch.distributions.Gamma(1.5, 1.5)
+    torch.manual_seed(0)
+    y = 0.5 * normal / precision.sample((20_000, 1)).sqrt()
+    likelihood = likelihoods.StudentT()
+    optimiser = torch.optim.LBFGS(likelihood.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        value = -likelihood.log_prob(torch.zeros_like(y), y).mean()
+        value.backward()
+        return value
+
+    optimiser.step(loss)
+    assert likelihood.dof.item() == pytest.approx(3.0, abs=0.15)
+    assert likelihood.scale.item() == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(("scale", "dof"), [(0.0, 5.0), (1.0, 2.0)])
+def test_student_refuses_a_scale_or_degrees_of_freedom_that_cannot_be(scale, dof):
+    with pytest.raises(ValueError, match="scale must be positive and dof above 2"):
+        likelihoods.StudentT(scale, dof)
+
+
 # -------------------- Categorical
 
 
@@ -235,6 +332,8 @@ def test_own_likelihood_trains_and_predicts():
 ALL = {
     "Normal": (likelihoods.Normal(0.7), 2, torch.randn(4, 2)),
     "HeteroscedasticNormal": (likelihoods.HeteroscedasticNormal(), 4, torch.randn(4, 2)),
+    "BoundedNoise": (likelihoods.BoundedNoise(2), 4, torch.randn(4, 2)),
+    "StudentT": (likelihoods.StudentT(outputs=2), 2, torch.randn(4, 2)),
     "Categorical": (likelihoods.Categorical(), 3, torch.tensor([0, 1, 2, 1])),
     "Bernoulli": (likelihoods.Bernoulli(), 1, torch.tensor([[0], [1], [1], [0]])),
     "Bernoulli bound": (likelihoods.Bernoulli("bound"), 1, torch.tensor([[0], [1], [1], [0]])),

@@ -2,13 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 from torch import Tensor
 from torch import distributions as dist
 
 import varprop as vp
-from varprop import likelihoods
+from varprop import likelihoods, predictive
 from varprop.predictive import ClassPredictive, NormalPredictive, mixture
 
 from .test_likelihoods import Poisson, expectation, output
@@ -77,6 +79,70 @@ def test_interval_refuses_a_level_that_is_no_probability(level):
     for p in (regression(), mixture([regression(), regression(1)])):
         with pytest.raises(ValueError, match="between 0 and 1"):
             p.interval(level)
+
+
+# -------------------- heavy tails, log scale
+
+
+def student(epistemic: float, dof: float, rows: int = 6) -> predictive.StudentPredictive:
+    """Noise of scale 1 around zero."""
+    values = (0.0, epistemic, dof / (dof - 2), dof)
+    return predictive.StudentPredictive(*(torch.full((rows, 1), value) for value in values))
+
+
+@pytest.mark.parametrize("dof", [2.1, 3.0, 10.0, 50.0])
+def test_student_prediction_without_epistemic_variance_is_student_t(dof):
+    y, t = torch.tensor([[0.0], [0.5], [1.0], [3.0], [8.0], [12.0]]), scipy.stats.t(dof)
+    p = student(0.0, dof)
+    torch.testing.assert_close(p.log_prob(y).numpy(), t.logpdf(y.numpy())[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(p.cdf(-y).numpy(), t.cdf(-y.numpy()), rtol=1e-3, atol=0)
+    lower, upper = p.interval(0.95)
+    assert upper[0].item() == pytest.approx(t.ppf(0.975), rel=1e-4)
+    torch.testing.assert_close(lower, -upper)
+
+
+def test_student_prediction_is_the_sum_of_a_normal_and_student_noise():
+    generator = np.random.default_rng(0)
+    drawn = 1.5 * generator.normal(size=400_000) + generator.standard_t(4.0, 400_000)
+    p = student(2.25, 4.0, 3)
+    y = torch.tensor([[-2.0], [0.5], [4.0]])
+    share = (drawn < y.numpy()).mean(1)
+    assert np.abs(p.cdf(y)[:, 0].numpy() - share).max() < 4 * 0.5 / math.sqrt(len(drawn))
+    assert p.var[0].item() == pytest.approx(2.25 + 2.0)
+
+
+def test_log_normal_prediction_against_sampling():
+    log = NormalPredictive(*(torch.full((1, 1), v) for v in (0.3, 0.2, 0.1)))
+    p, n = predictive.exponential(log), 1_000_000
+    generator = torch.Generator().manual_seed(0)
+    f = 0.3 + math.sqrt(0.2) * torch.randn(n, generator=generator)
+    y = torch.exp(f + math.sqrt(0.1) * torch.randn(n, generator=generator))
+    expected_given_f = torch.exp(f + 0.05)
+    assert p.mean.item() == pytest.approx(y.mean().item(), rel=0.005)
+    assert p.var.item() == pytest.approx(y.var().item(), rel=0.02)
+    assert p.epistemic.item() == pytest.approx(expected_given_f.var().item(), rel=0.02)
+    at = torch.tensor([[1.7]])
+    assert p.cdf(at).item() == pytest.approx((y < 1.7).double().mean().item(), abs=0.002)
+    torch.testing.assert_close(
+        p.log_prob(at), torch.distributions.LogNormal(0.3, math.sqrt(0.3)).log_prob(at)[:, 0]
+    )
+    assert p.log_prob(torch.tensor([[-1.0]])).item() == -math.inf
+    lower, upper = p.interval(0.8)
+    assert ((lower < y) & (y < upper)).double().mean().item() == pytest.approx(0.8, abs=0.002)
+
+
+def test_a_wider_prediction_keeps_the_disagreement_of_its_members():
+    members = [NormalPredictive(*(torch.full((1, 1), v) for v in (m, 0.2, 0.3))) for m in (-1.0, 1.0)]
+    p = predictive.widened(mixture(members), 2.0)
+    assert p.aleatoric.item() == pytest.approx(0.6)
+    assert p.epistemic.item() == pytest.approx(0.4 + 1.0)
+
+
+@pytest.mark.parametrize("function", [predictive.widened, predictive.rescaled, predictive.exponential])
+def test_what_is_not_a_prediction_of_numbers_is_refused(function):
+    arguments = {"widened": (2.0,), "rescaled": (0.0, 1.0), "exponential": ()}[function.__name__]
+    with pytest.raises(TypeError, match="needs a prediction of numbers"):
+        function(ClassPredictive(torch.ones(1, 1), torch.zeros(1)), *arguments)
 
 
 # -------------------- classes

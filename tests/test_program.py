@@ -21,6 +21,7 @@ import varprop as vp
 from varprop.cli import app
 from varprop.io.program import OUTPUTS
 from varprop.predictive import Predictive
+from varprop.table.messages import TableWarning
 from varprop.table.model import TableModel
 
 from .networks import ResNet
@@ -220,7 +221,14 @@ def about(path: Path) -> dict[str, Any]:
 def houses(rows: int) -> pd.DataFrame:
     random = np.random.default_rng(0)
     table = pd.DataFrame(
-        {"area": random.gamma(4.0, 25.0, rows), "town": random.choice(["Ulm", "Köln"], rows)}
+        {
+            "area": random.gamma(4.0, 25.0, rows),
+            "wealth": np.exp(3 * random.normal(size=rows)),
+            "sold": (pd.Timestamp("2020-01-01") + pd.to_timedelta(random.integers(0, 999, rows), "D")).astype(
+                str
+            ),
+            "town": random.choice(["Ulm", "Köln"], rows),
+        }
     )
     table["price"] = 1000 + 5 * table.area + 300.0 * (table.town == "Ulm")
     table["dear"] = np.where(table.price > 1600, "yes", "no")
@@ -286,10 +294,17 @@ def test_the_command_writes_what_takes_rows_as_they_are(
     place: Path, written: dict[str, Path], target: str
 ) -> None:
     columns = about(written[target])["columns"]
-    assert columns == [{"name": "area"}, {"name": "town", "categories": ["", "Köln", "Ulm"]}]
+    assert columns == [
+        {"name": "area"},
+        {"name": "wealth"},
+        {"name": "sold", "unit": "days since 1970-01-01"},
+        {"name": "town", "categories": ["", "Köln", "Ulm"]},
+    ]
     table = houses(80)
     code = table.town.map({"Köln": 1.0, "Ulm": 2.0})
-    got = run(written[target], np.stack([table.area, code], 1).astype(np.float32))
+    days = (pd.to_datetime(table.sold) - pd.Timestamp("1970-01-01")).dt.days
+    rows = np.stack([table.area, table.wealth, days, code], 1).astype(np.float32)
+    got = run(written[target], rows)
     expected = TableModel.load(place / target).predict(table)
     assert_same(
         got,
@@ -297,9 +312,14 @@ def test_the_command_writes_what_takes_rows_as_they_are(
     )
 
 
-def test_a_category_that_is_none_gives_nan(written: dict[str, Path]) -> None:
-    got = run(written["price"], np.array([[100.0, 1.0], [100.0, 3.0], [100.0, 0.5]], np.float32))
-    assert np.isnan(got["mean"]).ravel().tolist() == [False, True, True]
+def test_any_other_place_is_another_category(place: Path, written: dict[str, Path]) -> None:
+    known = [100.0, 1.0, 18_300.0]
+    got = run(written["price"], np.array([[*known, place] for place in (1.0, 3.0, 0.5, -1.0)], np.float32))
+    row = houses(1).assign(area=100.0, wealth=1.0, sold="2020-02-08", town="Rome")
+    with pytest.warns(TableWarning, match="'Rome' in row 0"):
+        expected = TableModel.load(place / "price").predict(row).mean.item()
+    assert got["mean"].ravel()[1:].tolist() == pytest.approx([expected] * 3, rel=1e-4)
+    assert got["mean"][0].item() != pytest.approx(expected, rel=1e-4)
 
 
 def test_what_cannot_be_exported_is_one_sentence(
@@ -313,7 +333,7 @@ def test_what_cannot_be_exported_is_one_sentence(
         assert saying in done.stderr
 
     fails(place / "sampled", "--out", tmp_path / "m.onnx", saying="LOCAL_REPARAM predicts by sampling")
-    fails(place / "none", "--out", tmp_path / "m.onnx", saying="model.json")
+    fails(place / "none", "--out", tmp_path / "m.onnx", saying="does not exist")
     (tmp_path / "taken.onnx").touch()
     fails(place / "price", "--out", tmp_path / "taken.onnx", saying="--overwrite")
     monkeypatch.setitem(sys.modules, "onnxscript", None)

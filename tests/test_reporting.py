@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,11 +18,17 @@ import varprop as vp
 from varprop.inspect import attribution
 from varprop.predictive import ClassPredictive, NormalPredictive, concatenate, mixture, rescaled
 from varprop.reporting.cases import as_png
+from varprop.reporting.drivers import units_in_words
+from varprop.reporting.figures import histogram, layers
 from varprop.reporting.figures_classes import Classes, coverage
+from varprop.reporting.figures_regression import Numbers
+from varprop.reporting.tables import by_class, by_size
 from varprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
 EVIL = "<script>alert(1)</script>"
 REGRESSION = [
+    "drives-mean",
+    "drives-epistemic",
     "truth",
     "reliability",
     "coverage",
@@ -148,7 +155,7 @@ def test_class_names_are_escaped_inside_the_figures(tmp_path: Path) -> None:
 
 def test_images_are_shown_as_images(classes: Path) -> None:
     images = Page(classes).images
-    assert len(images) == 24
+    assert len(images) == 36
     assert all(
         str(image["src"]).startswith("data:image/png;base64,") and "truth" in str(image["alt"])
         for image in images
@@ -227,6 +234,130 @@ def test_targets_far_from_zero_are_judged_in_double_precision(tmp_path: Path) ->
     np.testing.assert_allclose([float(value) for value in far], [float(value) for value in near], rtol=2e-3)
     assert "<td" in pages[1]
     assert "1.7e+09" not in pages[1].partition('id="cases"')[2]
+
+
+@pytest.fixture(scope="module")
+def prices(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page on prices in the tens of thousands, one of whose rows is far away."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(150, 3)), columns=["area", "age", "idle"])
+    price = 50_000 + 12_000 * table["area"] - 4000 * table["age"] + rng.normal(0, 1000, 150)
+    model = BayesianMLPRegressor(hidden_layer_sizes=(8,), epochs=40, random_state=0).fit(table, price)
+    table.loc[4, "age"] = 9.0
+    return vp.report(model, table, price, tmp_path_factory.mktemp("report") / "r.html").read_text()
+
+
+def section(page: str, name: str) -> str:
+    return page.partition(f'<section id="{name}">')[2].partition("</section>")[0]
+
+
+def rows_under(page: str, title: str) -> list[list[str]]:
+    """The cells of the table under a title, its head first."""
+    table = page.partition(f"<h3>{title}</h3>")[2].partition("</table>")[0]
+    return [re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", row) for row in table.split("<tr")[1:]]
+
+
+def test_numbers_are_plain(prices: str) -> None:
+    words = re.sub(r"<svg.*?</svg>", "", prices.partition("<body>")[2], flags=re.DOTALL)
+    assert not re.findall(r"\d(?:\.\d+)?e[+-]?\d+", words)
+    ticks = re.findall(r"<text[^>]*>([^<]*)</text>", section(prices, "uncertainty"))
+    assert any(re.fullmatch(r"[\d,]+,000", tick) for tick in ticks)
+    assert not any("e" in tick for tick in ticks if re.fullmatch(r"[\d.e+]+", tick))
+
+
+def test_what_drives_it_is_in_order(prices: str) -> None:
+    alt = re.search(r'aria-label="Share of the mean&#39;s variance by column: ([^"]*)"', prices)
+    assert alt is not None
+    assert [part.split()[0] for part in alt[1].split(", ")] == ["area", "age", "idle"]
+
+
+def test_rows_unlike_the_training_data_are_told(prices: str) -> None:
+    warning = re.search(r'class="warning"[^>]*>([^<]*)<', prices)
+    assert warning is not None
+    assert "1 row is unlike the training data (0.7% of 150): a number more than 5" in warning[1]
+    assert ", in age." in warning[1]
+    head, row = rows_under(prices, "Unlike the training data")
+    assert row[0] == "5"
+    assert row[head.index("column")] == "age"
+    assert 7 < float(row[head.index("distance")]) < 12
+
+
+def test_the_largest_errors_come_first(prices: str) -> None:
+    head, *rows = rows_under(prices, "Largest errors")
+    errors = [abs(float(row[head.index("error")].replace(",", ""))) for row in rows]
+    assert errors == sorted(errors, reverse=True)
+    assert rows[0][0] == "5"
+
+
+def test_coverage_by_size_of_the_prediction(prices: str) -> None:
+    head, *rows = rows_under(prices, "By size of the prediction")
+    assert [row[head.index("targets")] for row in rows] == ["30"] * 5
+    lowest = [float(row[0].split()[0].replace(",", "")) for row in rows]
+    assert lowest == sorted(lowest)
+
+
+def test_a_fifth_that_is_too_narrow_is_seen() -> None:
+    y = np.linspace(0, 1, 100)
+    off = np.where(y > 0.8, 9.0, 0.0)
+    n = Numbers("", y, y + off, y + off - 1, y + off + 1, *np.ones((3, 100)))
+    (group,) = by_size(n)
+    shown = [dict(row.cells)["coverage of 90 % intervals"] for row in group.rows]
+    assert shown == ["100%"] * 4 + ["0%"]
+    assert by_size(replace(n, **{name: value[:9] for name, value in vars(n).items() if name != "unit"})) == []
+
+
+def test_rare_classes_have_their_base_rate_recall_and_auc(tmp_path: Path) -> None:
+    y = np.array([0] * 90 + [1] * 10)
+    positive = np.concatenate([np.full(80, 0.1), np.full(10, 0.6), np.full(6, 0.7), np.full(4, 0.2)])
+    (group,) = by_class(Classes(y, np.stack([1 - positive, positive], 1), np.zeros(100), ["no", "yes"]))
+    no, yes = (dict(row.cells) for row in group.rows)
+    assert (yes["class"], yes["base rate"], yes["recall"], yes["precision"]) == (
+        "yes",
+        "10.0%",
+        "60.0%",
+        "37.5%",
+    )
+    assert yes["AUC"] == f"{(6 * 90 + 4 * 80) / 900:.3f}"
+    assert no["recall"] == "88.9%"
+    (none,) = by_class(Classes(y[:90], np.full((90, 2), 0.5), np.zeros(90), ["no", "yes"]))
+    assert dict(none.rows[1].cells)["recall"] == ""
+    x = np.random.default_rng(0).normal(size=(100, 2)) + y[:, None]
+    model = BayesianMLPClassifier(hidden_layer_sizes=(4,), epochs=3, random_state=0).fit(x, y)
+    text = vp.report(model, x, y, tmp_path / "r.html").read_text()
+    assert "the commonest class: 0.9<" in text
+    assert rows_under(text, "By class")[2][1:3] == ["10", "10.0%"]
+
+
+def test_layers_by_name_and_shape_and_units_in_use(prices: str) -> None:
+    assert "0: Linear 3 → 8" in section(prices, "layers")
+    assert re.search(r"<th>hidden units in use</th><td>[1-8] of 8 ", prices)
+    assert units_in_words([{"2": (3, 50)}, {"2": (5, 50)}]).startswith("3, 5 of 50 in the 2 networks")
+    assert units_in_words([{}]) == ""
+
+
+def test_no_weight_is_dropped_from_the_signal_to_noise_plot() -> None:
+    ratios = {"w": np.array([0.0, 1e-5, 1.0, 10.0])}
+    (drawn,) = layers({}, ratios)
+    assert "50.0% below -60 dB" in drawn.caption
+    heights = histogram(np.array([-120.0, -100.0, 0.0, 20.0]), np.linspace(-60, 20, 26))
+    assert heights.sum() == pytest.approx(1.0)
+    assert heights[0] == pytest.approx(0.5)
+
+
+def test_plots_without_content_are_left_out(tmp_path: Path) -> None:
+    x = torch.randn(60, 2)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    elbo = vp.ELBO(net, vp.DETERMINISTIC, vp.likelihoods.Categorical(), vp.priors.Normal(), n_data=60)
+    history = pd.DataFrame(
+        {"epoch": [0, 1], "loss": [2.0, 1.0], "kl": [0.0, 0.0], "validation": [np.nan] * 2}
+    )
+    y = (x[:, 0] > 0).long()
+    page = vp.report(elbo, x, y, tmp_path / "r.html", history=history)
+    drawn = set(Page(page).figures)
+    assert not drawn & {"divergence", "epistemic", "snr", "shares", "drives-epistemic"}
+    assert {"aleatoric", "learning", "drives-mean"} <= drawn
+    assert ">validation<" not in section(page.read_text(), "learning")
 
 
 def test_other_likelihoods_have_a_report(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +17,33 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import varprop as vp
-from varprop import BayesianMLPClassifier, BayesianMLPRegressor
+from varprop import BayesianMLPClassifier, BayesianMLPRegressor, predictive
 from varprop.io import files as modelfile
 
-QUICK: dict[str, Any] = {"epochs": 15, "lr": 0.05, "batch_size": 200, "random_state": 0}
+QUICK: dict[str, Any] = {"hidden_layer_sizes": 10, "folds": 2, "epochs": 2, "random_state": 0}
+"""Folds and choices."""
+PLAIN: dict[str, Any] = {"folds": 1, "epochs": 15, "lr": 0.05, "batch_size": 200, "random_state": 0}
+"""All rows, without folds."""
 X, Y = load_diabetes(return_X_y=True)
 TRAIN, TEST = slice(0, 200), slice(200, 260)
 
 
 # In batches the order of rows matters, so that weights and repeated rows agree only where a batch holds all
-# rows.
-@parametrize_with_checks([BayesianMLPRegressor(**QUICK), BayesianMLPClassifier(**QUICK)])
+# rows. Folds are tested below.
+@parametrize_with_checks([BayesianMLPRegressor(**PLAIN), BayesianMLPClassifier(**PLAIN)])
 def test_contract(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
 @pytest.fixture(scope="module")
 def regressor() -> BayesianMLPRegressor:
-    return BayesianMLPRegressor(epochs=60, lr=0.03, random_state=0).fit(X[TRAIN], Y[TRAIN])
+    return BayesianMLPRegressor(folds=1, epochs=60, lr=0.03, random_state=0).fit(X[TRAIN], Y[TRAIN])
 
 
 @pytest.fixture(scope="module")
 def classifier() -> BayesianMLPClassifier:
     X, y = load_iris(return_X_y=True)
-    return BayesianMLPClassifier(epochs=30, random_state=0).fit(
+    return BayesianMLPClassifier(folds=3, epochs=5, random_state=0).fit(
         X, np.array(["setosa", "versicolor", "virginica"])[y]
     )
 
@@ -82,7 +86,7 @@ def test_units_of_the_target_do_not_matter(regressor: BayesianMLPRegressor) -> N
 def test_targets_far_from_zero_keep_their_digits(dtype: type) -> None:
     """Seconds since 1970: in single precision two of them cannot be told apart within two minutes."""
     x, noise = X[TRAIN].astype(dtype), Y[TRAIN] - Y[TRAIN].mean()
-    options: dict[str, Any] = {"epochs": 15, "batch_size": 100, "random_state": 0}
+    options: dict[str, Any] = {"folds": 1, "epochs": 15, "batch_size": 100, "random_state": 0}
     near = BayesianMLPRegressor(**options).fit(x, noise)
     far = BayesianMLPRegressor(**options).fit(x, noise + 1.7e9)
     np.testing.assert_allclose(far.predict(x) - 1.7e9, near.predict(x), atol=1e-3)
@@ -94,7 +98,7 @@ def test_heteroscedastic_noise_follows_the_input() -> None:
     random = np.random.RandomState(0)
     x = random.uniform(-1, 1, (400, 1))
     y = random.randn(400) * np.where(x[:, 0] > 0, 1.0, 0.1)
-    model = BayesianMLPRegressor(heteroscedastic=True, epochs=40, lr=0.03, random_state=0).fit(x, y)
+    model = BayesianMLPRegressor(noise="heteroscedastic", epochs=8, random_state=0).fit(x, y)
     quiet, loud = np.sqrt(model.predict_uncertainty([[-0.7], [0.7]]).aleatoric)
     assert quiet < 0.25
     assert loud > 0.7
@@ -103,7 +107,7 @@ def test_heteroscedastic_noise_follows_the_input() -> None:
 def test_several_targets_each_have_their_noise() -> None:
     random = np.random.RandomState(0)
     y = np.c_[Y[TRAIN], 5 + 0.01 * X[TRAIN, 2] + 1e-6 * random.randn(200)]
-    model = BayesianMLPRegressor(**QUICK).fit(X[TRAIN], y)
+    model = BayesianMLPRegressor(**PLAIN).fit(X[TRAIN], y)
     mean, std = model.predict(X[TEST], return_std=True)
     assert mean.shape == std.shape == (60, 2)
     assert std[:, 0].min() > 10
@@ -131,10 +135,18 @@ def test_classification_gives_probabilities_and_their_uncertainty(classifier: Ba
     ["cvbp", "vbp", "dvi", "local_reparam", "deterministic", "pbp", vp.vbp(slope=50.0)],
     ids=lambda method: getattr(method, "name", method),
 )
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_every_method_trains_alone_and_in_an_ensemble(method: Any, replicas: int) -> None:
+@pytest.mark.parametrize("folds", [1, 2])
+def test_every_method_trains_alone_and_in_folds(method: Any, folds: int) -> None:
     model = BayesianMLPRegressor(
-        (10,), method=method, n_replicas=replicas, epochs=25, lr=0.05, batch_size=100, random_state=0
+        (10,),
+        method=method,
+        folds=folds,
+        noise="constant",
+        optimizer="adam",
+        epochs=25,
+        lr=0.05,
+        batch_size=100,
+        random_state=0,
     ).fit(X[TRAIN], Y[TRAIN])
     first, std = model.predict(X[TEST], return_std=True)
     assert np.isfinite(std).all()
@@ -143,7 +155,7 @@ def test_every_method_trains_alone_and_in_an_ensemble(method: Any, replicas: int
 
 
 def test_an_ensemble_is_a_mixture_of_its_members() -> None:
-    model = BayesianMLPRegressor(n_replicas=3, epochs=10, batch_size=100, random_state=0).fit(
+    model = BayesianMLPRegressor(folds=1, n_replicas=3, epochs=10, batch_size=100, random_state=0).fit(
         X[TRAIN], Y[TRAIN]
     )
     assert len(model.members_) == 3
@@ -168,7 +180,7 @@ def test_priors_are_numbers_or_objects() -> None:
 def test_the_random_state_fixes_everything_and_leaves_torch_alone() -> None:
     before = torch.random.get_rng_state()
     a, b, c = (
-        BayesianMLPRegressor(epochs=3, random_state=s).fit(X[TRAIN], Y[TRAIN]).predict(X[TEST])
+        BayesianMLPRegressor(**(QUICK | {"random_state": s})).fit(X[TRAIN], Y[TRAIN]).predict(X[TEST])
         for s in (1, 1, 2)
     )
     np.testing.assert_array_equal(a, b)
@@ -176,32 +188,19 @@ def test_the_random_state_fixes_everything_and_leaves_torch_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_early_stopping_stops() -> None:
-    options: dict[str, Any] = {
-        "early_stopping": True,
-        "n_iter_no_change": 2,
-        "epochs": 200,
-        "lr": 0.1,
-        "batch_size": 60,
-        "random_state": 0,
-    }
-    weights = np.r_[np.ones(100), np.full(100, 2.0)]
-    for replicas, sample_weight in ((1, weights), (2, weights), (1, None), (2, None)):
-        model = BayesianMLPRegressor(n_replicas=replicas, **options).fit(X[TRAIN], Y[TRAIN], sample_weight)
-        assert 2 < model.n_iter_ < 200
-        assert len(model.history_) == model.n_iter_
-        assert sample_weight is not None or model.elbo_.n_data == 180  # the held-out tenth is not trained on
-
-
 def test_warm_start_goes_on() -> None:
-    model = BayesianMLPRegressor(epochs=3, warm_start=True, random_state=0).fit(X[TRAIN], Y[TRAIN])
+    model = BayesianMLPRegressor(folds=1, epochs=3, warm_start=True, random_state=0).fit(X[TRAIN], Y[TRAIN])
     weights, first = model.elbo_.net[0].weight, model.history_.loss.iloc[-1]
     model.fit(X[TRAIN], Y[TRAIN])
     assert model.elbo_.net[0].weight is weights
     assert model.history_.epoch.tolist() == list(range(6))
     assert model.history_.loss.iloc[-1] < first
     assert model.elbo_.n_data == 200
-    cold = BayesianMLPRegressor(epochs=3, random_state=0).fit(X[TRAIN], Y[TRAIN]).fit(X[TRAIN], Y[TRAIN])
+    cold = (
+        BayesianMLPRegressor(folds=1, epochs=3, random_state=0)
+        .fit(X[TRAIN], Y[TRAIN])
+        .fit(X[TRAIN], Y[TRAIN])
+    )
     assert len(cold.history_) == 3
 
 
@@ -227,21 +226,97 @@ def test_partial_fit_learns_from_a_stream(classifier: BayesianMLPClassifier) -> 
     [
         ({"method": "mcmc"}, "method must be one of cvbp, vbp, dvi"),
         ({"epochs": 0}, "epochs must be a positive whole number, got 0"),
-        ({"lr": -1.0}, "lr must be a positive number"),
-        ({"batch_size": 2.5}, "batch_size must be a positive whole number"),
+        ({"lr": -1.0, "optimizer": "adam"}, "lr must be a positive number"),
+        ({"batch_size": 2.5, "optimizer": "adam"}, "batch_size must be a positive whole number"),
         ({"hidden_layer_sizes": (10, 0)}, "hidden_layer_sizes must be"),
         ({"hidden_layer_sizes": "many"}, "hidden_layer_sizes must be a positive whole number, got 'many'"),
         ({"n_replicas": 0}, "n_replicas must be"),
         ({"prior": -1.0}, "gain must be positive"),
+        ({"folds": 0}, "folds must be a positive whole number"),
         (
-            {"early_stopping": True, "validation_fraction": 2.0},
-            "validation_fraction must lie between 0 and 1, got 2.0",
+            {"noise": "pink"},
+            "noise must be \"auto\" or one of constant, heteroscedastic, student, got 'pink'",
         ),
+        ({"log_target": "maybe"}, 'log_target must be "auto", True or False'),
+        ({"log_target": True, "noise": "student"}, "exclude each other"),
+        ({"optimizer": "sgd"}, 'optimizer must be "auto", "lbfgs" or "adam"'),
+        ({"kl_weight": 0.0}, "kl_weight must be a positive number"),
+        ({"n_iter_no_change": -1}, "n_iter_no_change must be a positive whole number"),
     ],
 )
 def test_parameters_are_checked_in_fit(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BayesianMLPRegressor(**options).fit(X[TRAIN], Y[TRAIN])
+
+
+# ------------------------------------------------------------------------------------------------------ folds
+
+
+def test_every_row_is_predicted_by_the_members_that_have_not_seen_it() -> None:
+    options = QUICK | {"folds": 3, "n_replicas": 2, "noise": "constant"}
+    model = BayesianMLPRegressor(**options).fit(X[TRAIN], Y[TRAIN])
+    assert len(model.members_) == 6
+    row = 17
+    fold = model.oof_fold_[row]
+    z = torch.tensor((X[[row]] - model.x_mean_) / model.x_scale_).float()
+    means = [model.members_[k].predict(z).mean.item() for k in (fold, fold + 3)]
+    assert model.oof_predict_[row] == pytest.approx(np.mean(means) * model.y_scale_ + model.y_mean_, rel=1e-5)
+    assert model.oof_predict_.shape == Y[TRAIN].shape
+    # The honest score: about that of new rows, and not that of rows which members have seen.
+    new, seen = model.log_prob(X[TEST], Y[TEST]).mean(), model.log_prob(X[TRAIN], Y[TRAIN]).mean()
+    assert abs(model.oof_log_likelihood_ - new) < 0.2
+    assert model.oof_log_likelihood_ < seen
+
+
+def test_out_of_fold_predictions_of_classes_are_probabilities(classifier: BayesianMLPClassifier) -> None:
+    assert classifier.oof_predict_.shape == (150, 3)
+    np.testing.assert_allclose(classifier.oof_predict_.sum(1), 1, rtol=1e-5)
+    _, y = load_iris(return_X_y=True)
+    own = np.log(classifier.oof_predict_[np.arange(150), y]).mean()
+    assert classifier.oof_log_likelihood_ == pytest.approx(own, rel=1e-4)
+
+
+def test_automatic_choices_are_the_best_out_of_fold_and_reported() -> None:
+    random = np.random.RandomState(0)
+    x = random.uniform(-1, 1, (300, 1))
+    noisy = x[:, 0] + random.randn(300) * np.where(x[:, 0] > 0, 1.0, 0.05)
+    model = BayesianMLPRegressor(epochs=6, random_state=0).fit(x, noisy)
+    assert model.choices_ == {"noise": "heteroscedastic", "log_target": False}
+    assert set(model.candidates_["noise"]) >= {"constant", "heteroscedastic"}
+    assert model.oof_log_likelihood_ == model.candidates_["log-likelihood"].max()
+    price = np.exp(2 * x[:, 0] + 0.1 * random.randn(300))
+    model = BayesianMLPRegressor(noise="constant", epochs=6, random_state=0).fit(x, price)
+    assert model.choices_ == {"noise": "constant", "log_target": True}
+    lower, _ = model.predict_interval([[-1.0], [0.0]], 0.99)
+    assert (lower > 0).all()
+    assert model.predict([[0.0]])[0] == pytest.approx(1.0, abs=0.1)
+
+
+def test_heavy_tails_are_found() -> None:
+    random = np.random.RandomState(0)
+    x = random.uniform(-1, 1, (400, 1))
+    model = BayesianMLPRegressor(epochs=6, random_state=0).fit(x, x[:, 0] + 0.1 * random.standard_t(2, 400))
+    assert model.choices_["noise"] == "student"
+
+
+@pytest.mark.parametrize("wrong", [0.2, 5.0])
+def test_variances_are_calibrated_by_rows_that_were_not_seen(wrong: float) -> None:
+    """A network whose noise is made wrong on purpose is put right by the factor."""
+    model = BayesianMLPRegressor(**(QUICK | {"noise": "constant", "epochs": 6})).fit(X[TRAIN], Y[TRAIN])
+    z, t = torch.tensor((X[TRAIN] - model.x_mean_) / model.x_scale_).float(), model.model_.targets(Y[TRAIN])
+    p = model.members_[0].predict(z)
+    p = replace(p, epistemic=p.epistemic * 0, aleatoric=torch.full_like(p.aleatoric, 1.0))
+    model._calibrate(predictive.widened(p, wrong), t, torch.ones(200).double())
+    error = (p.mean - t).square().mean().item()
+    assert model.spread_ * wrong == pytest.approx(error, rel=0.05)
+
+
+def test_conformal_intervals_cover() -> None:
+    model = BayesianMLPRegressor(**(QUICK | {"folds": 5, "noise": "constant"})).fit(X[TRAIN], Y[TRAIN])
+    lower, upper = model.predict_interval(X[200:], 0.8, conformal=True)
+    assert 0.73 < np.mean((lower <= Y[200:]) & (Y[200:] <= upper)) < 0.87
+    with pytest.raises(ValueError, match="fit with folds=2 or more"):
+        BayesianMLPRegressor(**PLAIN).fit(X[TRAIN], Y[TRAIN]).predict_interval(X[TEST], conformal=True)
 
 
 # -------------------------------------------------------------------------------------------- tools and files
@@ -266,12 +341,7 @@ def test_pickles_and_clones(regressor: BayesianMLPRegressor) -> None:
 
 def test_regressors_are_saved_whole(regressor: BayesianMLPRegressor, tmp_path: Path) -> None:
     model = BayesianMLPRegressor(
-        (7, 3),
-        prior=vp.priors.EmpiricalBayes((1.0, 10.0)),
-        n_replicas=2,
-        epochs=4,
-        batch_size=100,
-        random_state=1,
+        (7, 3), prior=vp.priors.EmpiricalBayes((1.0, 10.0)), folds=2, n_replicas=2, epochs=2, random_state=1
     )
     for saved in (regressor, model.fit(X[TRAIN], np.c_[Y[TRAIN], Y[TRAIN]])):
         vp.save(saved, tmp_path, preprocessing={"columns": ["age"]})
@@ -292,7 +362,7 @@ def test_classifiers_are_saved_with_classes_and_names(
     classifier: BayesianMLPClassifier, tmp_path: Path
 ) -> None:
     frame, y = load_iris(return_X_y=True, as_frame=True)
-    named = BayesianMLPClassifier(method=vp.vbp(9.0), epochs=2).fit(
+    named = BayesianMLPClassifier(method=vp.vbp(9.0), folds=2, epochs=2).fit(
         frame, np.array(["a", "b", "ü"], dtype=object)[y]
     )
     for saved, x in ((classifier, frame.to_numpy()), (named, frame)):
@@ -320,7 +390,7 @@ def test_what_no_file_can_hold_is_refused(regressor: BayesianMLPRegressor, tmp_p
         vp.save(StandardScaler(), tmp_path)
     Mine = type("Mine", (BayesianMLPRegressor,), {})
     with pytest.raises(vp.ModelFileError, match="Mine is a class of yours"):
-        vp.save(Mine(epochs=1).fit(X[TRAIN], Y[TRAIN]), tmp_path)
+        vp.save(Mine(folds=1, epochs=1).fit(X[TRAIN], Y[TRAIN]), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -366,10 +436,10 @@ def test_automatic_epochs_keep_the_steps_within_their_bounds(rows: int) -> None:
 @pytest.mark.parametrize(("rows", "units"), [(4999, 50), (5000, 100)])
 def test_large_tables_have_more_units(rows: int, units: int) -> None:
     x = np.random.default_rng(0).normal(size=(rows, 1))
-    model = BayesianMLPRegressor(epochs=1, batch_size=rows, random_state=0).fit(x, x[:, 0])
+    model = BayesianMLPRegressor(folds=1, epochs=1, batch_size=rows, random_state=0).fit(x, x[:, 0])
     assert model.elbo_.net[0].out_features == units
 
 
 def test_a_number_as_the_prior_is_the_gain_by_the_fan_in() -> None:
-    model = BayesianMLPRegressor(**(QUICK | {"prior": 3.0})).fit(X[TRAIN], Y[TRAIN])
+    model = BayesianMLPRegressor(**(PLAIN | {"prior": 3.0})).fit(X[TRAIN], Y[TRAIN])
     assert model.elbo_.prior == vp.priors.FanIn(gain=3.0)

@@ -1,50 +1,83 @@
 """Calibrated uncertainty from a neural network in one forward pass."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from . import likelihoods, methods, moments, predictive, priors
-from .gaussian import Gaussian
-from .inspect import metrics
-from .inspect.consistency import Audit, audit
-from .inspect.operations import summary
-from .io.description import ModelFileError
-from .io.files import load, save
-from .io.program import export, export_onnx
-from .jacobian import correlated
-from .methods import (
-    CVBP,
-    DETERMINISTIC,
-    DVI,
-    LOCAL_REPARAM,
-    METHODS,
-    PBP,
-    VBP,
-    Method,
-    NoRuleError,
-    Rule,
-    vbp,
-)
-from .objectives import ELBO, LogMarginal, Terms
-from .posterior import centred, posteriors, variational
-from .reporting import report
-from .training import replicas
-from .training.calibration import calibrate, import_posterior
-from .training.filtering import AssumedDensityFilter
-from .training.loop import fit
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from . import likelihoods, methods, moments, predictive, priors
+    from .gaussian import Gaussian
+    from .inspect import metrics
+    from .inspect.consistency import Audit, audit
+    from .inspect.explanation import Explanation, explain
+    from .inspect.operations import summary
+    from .io.description import ModelFileError
+    from .io.files import load, save
+    from .io.program import export, export_onnx
+    from .jacobian import correlated
+    from .methods import (
+        CVBP,
+        DETERMINISTIC,
+        DVI,
+        LOCAL_REPARAM,
+        METHODS,
+        PBP,
+        VBP,
+        Method,
+        NoRuleError,
+        Rule,
+        vbp,
+    )
+    from .objectives import ELBO, LogMarginal, Terms
+    from .posterior import centred, posteriors, variational
+    from .reporting import report
     from .sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+    from .training import replicas
+    from .training.calibration import calibrate, import_posterior
+    from .training.filtering import AssumedDensityFilter
+    from .training.loop import fit
+
+_NAMES = {
+    "gaussian": "Gaussian",
+    "inspect.consistency": "Audit audit",
+    "inspect.explanation": "Explanation explain",
+    "inspect.operations": "summary",
+    "io.description": "ModelFileError",
+    "io.files": "load save",
+    "io.program": "export export_onnx",
+    "jacobian": "correlated",
+    "methods": "CVBP DETERMINISTIC DVI LOCAL_REPARAM METHODS PBP VBP Method NoRuleError Rule vbp",
+    "objectives": "ELBO LogMarginal Terms",
+    "posterior": "centred posteriors variational",
+    "reporting": "report",
+    "sklearn": "BayesianMLPClassifier BayesianMLPRegressor",
+    "training.calibration": "calibrate import_posterior",
+    "training.filtering": "AssumedDensityFilter",
+    "training.loop": "fit",
+}
+_MODULES = {"metrics": "inspect.metrics", "replicas": "training.replicas"}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    """The estimators, on first use: scikit-learn takes as long to import as the rest."""
-    if name in ("BayesianMLPClassifier", "BayesianMLPRegressor"):
-        from . import sklearn
+    """Everything on first use: torch and scikit-learn take seconds to import, too long for a shell."""
+    if name in _HOMES:
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    else:
+        module = f"{__name__}.{_MODULES.get(name, name)}"
+        try:
+            value = import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    globals()[name] = value
+    return value
 
-        return getattr(sklearn, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
 
 
 __all__ = [
@@ -60,6 +93,7 @@ __all__ = [
     "Audit",
     "BayesianMLPClassifier",
     "BayesianMLPRegressor",
+    "Explanation",
     "Gaussian",
     "LogMarginal",
     "Method",
@@ -71,6 +105,7 @@ __all__ = [
     "calibrate",
     "centred",
     "correlated",
+    "explain",
     "export",
     "export_onnx",
     "fit",

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, ParamSpec
+from typing import IO, TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from .table.columns import Task
+from .shell import (
+    SHOWN,
+    check_free,
+    check_model,
+    check_table,
+    one_sentence,
+    places,
+    print_table,
+    progress,
+    say,
+    shown,
+    told,
+)
+from .table.messages import TableError, TableWarning
+from .table.task import Task
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import pandas as pd
 
-    from .predictive import Predictive
     from .table.model import TableModel
+    from .table.scores import Scores
 
 P = ParamSpec("P")
-SHOWN = 12
-"""As many names are listed."""
 app = typer.Typer(
     name="varprop",
     help="Fit a table, and predict with calibrated uncertainty.",
@@ -49,31 +57,36 @@ class MethodName(str, Enum):
     deterministic = "deterministic"
 
 
-Data = Annotated[Path, typer.Argument(help="Table: .csv, .tsv or .parquet.", show_default=False)]
+class NoiseName(str, Enum):
+    """How targets scatter around their mean."""
+
+    auto = "auto"
+    constant = "constant"
+    heteroscedastic = "heteroscedastic"
+    student = "student"
+
+
+class ClassWeight(str, Enum):
+    """How much each class counts in training."""
+
+    none = "none"
+    balanced = "balanced"
+
+
+Data = Annotated[
+    Path, typer.Argument(help="Table: CSV, TSV or Parquet, recognised by its content.", show_default=False)
+]
 Model = Annotated[Path, typer.Argument(help="Folder that `varprop fit` wrote.", show_default=False)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse values that training never had, such as a new category.")
+]
+Columns = list[str] | None
 
 
 def command(function: Callable[P, None]) -> Callable[P, None]:
-    """A command whose failures are one sentence on stderr and exit code 2."""
-
-    @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            function(*args, **kwargs)
-        except (ValueError, OSError, ImportError, FloatingPointError, MemoryError) as error:
-            if isinstance(error, BrokenPipeError):
-                raise
-            message = (
-                f"{error.filename}: {error.strerror}."
-                if isinstance(error, OSError) and error.filename
-                else str(error)
-            )
-            typer.echo(f"varprop: {message.strip().splitlines()[0]}", err=True)
-            raise typer.Exit(2) from None
-
-    return app.command()(run)
+    return app.command()(one_sentence(function))
 
 
 @app.callback(invoke_without_command=True)
@@ -90,72 +103,128 @@ def version(
 @command
 def fit(
     data: Data,
-    target: Annotated[str, typer.Option(help="Column to predict.", show_default=False)],
+    target: Annotated[
+        list[str],
+        typer.Option(help="Column to predict; several numbers: --target a --target b.", show_default=False),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
     task: Annotated[
-        Task, typer.Option(help="auto: text, and whole numbers with at most 10 values, are classes.")
+        Task, typer.Option(help="auto: text, and a few small whole numbers such as 0, 1, 2, are classes.")
     ] = Task.auto,
     method: Annotated[
         MethodName, typer.Option(help="How mean and variance pass through the network.")
     ] = MethodName.dvi,
+    hidden: Annotated[
+        str,
+        typer.Option(
+            help="Units of the hidden layers, such as 50 or 100,50; auto: by the size of the table."
+        ),
+    ] = "auto",
+    prior: Annotated[
+        float,
+        typer.Option(min=1e-6, help="Prior variance of the weights into a unit, times their number."),
+    ] = 4.0,
+    noise: Annotated[
+        NoiseName, typer.Option(help="Of numbers; auto: the kind that suits rows outside training best.")
+    ] = NoiseName.auto,
+    folds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Parts of the rows; each network is trained without one, which judges it. 1: all rows.",
+        ),
+    ] = 5,
+    replicas: Annotated[int, typer.Option(min=1, help="Networks for each fold, from other starts.")] = 1,
+    class_weight: Annotated[
+        ClassWeight, typer.Option(help="balanced: every class counts the same, however rare.")
+    ] = ClassWeight.none,
     epochs: Annotated[
         int | None,
         typer.Option(min=1, help="Passes over the data; by default enough for its size.", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
     holdout: Annotated[
-        float, typer.Option(min=0.0, max=0.5, help="Share of the rows kept out of training to judge it.")
-    ] = 0.1,
+        float,
+        typer.Option(min=0.0, max=0.5, help="Share of the rows to judge it by; with folds none is needed."),
+    ] = 0.0,
+    refit: Annotated[
+        bool, typer.Option(help="After judging it by the rows held out, train again on all rows.")
+    ] = True,
     ignore: Annotated[
-        list[str] | None,
+        Columns,
         typer.Option(help="Column to leave out; may be given several times.", show_default=False),
+    ] = None,
+    keep: Annotated[
+        Columns,
+        typer.Option(
+            help="Column to use even if it seems to be an identifier or free text.", show_default=False
+        ),
     ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a network to predict one column of a table from the others.
+    """Train a network to predict one column of a table, or several, from the others.
 
-    Numbers are scaled, categories become indicators and missing values are filled in; the model keeps all of
-    this.
+    Numbers are scaled, categories become indicators, dates become parts and missing values are filled in; the
+    model keeps all of this. What is left out or recognised is said.
     """
-    _check_free(out, overwrite, is_folder=True)
+    check_free(out, overwrite, is_folder=True)
+    target, ignored, kept = list(dict.fromkeys(target)), ignore or [], keep or []
+    if both := [name for name in target if name in ignored]:
+        raise TableError(f"column {both[0]!r} is the target and cannot be ignored; take it out of --ignore.")
+    hidden_layer_sizes = _sizes(hidden)
+    header = check_table(data, (*target, *ignored, *kept))
+    if header and not set(header) - {*target, *ignored}:
+        raise TableError("every column besides the target is ignored; nothing is left to predict it from.")
     from .table import model as tabular
-    from .table.columns import TargetColumn
-    from .table.encoding import Encoder
-    from .table.reading import check_present, read
+    from .table.layout import check_present
+    from .table.reading import read
+    from .table.target import TargetColumn, with_target
 
     began = time.perf_counter()
     table = read(data)
-    check_present(data, table.columns, (target, *(ignore or ())))
-    if target in (ignore or ()):
-        raise ValueError(f"column {target!r} is the target and cannot be ignored; take it out of --ignore.")
-    table = table.drop(columns=list(ignore or ()))
-    column = TargetColumn.fit(table[target], task)
-    # Fitted to the whole table, so that the categories of held-out rows are known; the target is not used.
-    encoder = Encoder.fit(table.drop(columns=target))
-    training, held_out = tabular.split(table, column, holdout, seed)
-    read_by = time.perf_counter()
-    model = tabular.train(
-        training,
-        column,
-        encoder,
-        method=method.value,
-        epochs=epochs or "auto",
-        random_state=seed,
-        verbose=not quiet and Console(stderr=True).is_terminal,
-    )
-    trained_by = time.perf_counter()
-    model.save(out)
-    rows = {
-        "table": f"{len(table):,} rows, {len(model.types)} columns used",
-        "task": "regression" if column.classes is None else f"classification, {len(column.classes)} classes",
-        "method": f"{method.value}, {len(model.history)} epochs",
-        "time": f"{read_by - began:.1f} s reading, {trained_by - read_by:.1f} s training",
+    check_present(data, list(table.columns), (*target, *ignored, *kept))
+    complete = with_target(table.drop(columns=ignored), target, task)
+    if len(complete) < len(table):
+        say(_left_out(len(table) - len(complete), len(table)))
+    column = TargetColumn.fit(complete, target, task)
+    options: dict[str, Any] = {
+        "method": method.value,
+        "hidden_layer_sizes": hidden_layer_sizes,
+        "prior": prior,
+        "n_replicas": replicas,
+        "folds": folds,
+        "epochs": epochs or "auto",
+        "random_state": seed,
+        "verbose": not quiet and sys.stderr.isatty(),
     }
+    if column.classes is None:
+        options["noise"] = noise.value
+    balanced = class_weight is ClassWeight.balanced
+    training, held_out = tabular.split(complete, column, holdout, seed)
+    model = tabular.train(training, column, keep=kept, balanced=balanced, say=say, **options)
+    rows: dict[str, str | tuple[str, str]] = {
+        "table": f"{len(complete):,} rows, {len(model.types)} columns used",
+        "task": "regression" if column.classes is None else f"classification, {len(column.classes)} classes",
+    }
+    judged: dict[str, str | tuple[str, str]] = {}
+    heads: tuple[str, ...] = ()
     if len(held_out):
-        judged = model.predict(held_out), model.values(held_out)
-        rows |= {f"held out: {name}": value for name, value in _measures(*judged).items()}
-    _print(f"{target} → {out}", rows)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TableWarning)
+            found = model.scores([held_out])
+        heads, judged = _compared(model, found, "held out: ")
+        if refit:
+            model = tabular.train(complete, column, keep=kept, balanced=balanced, **options)
+    elif (honest := model.out_of_fold(training)) is not None:
+        heads, judged = _compared(model, honest, "out of fold: ")
+    model.save(out)
+    rows |= {
+        "method": f"{method.value}, {len(model.model.members)} networks, {len(model.history)} epochs",
+        **model.choices,
+        "time": f"{time.perf_counter() - began:.1f} s",
+    }
+    print_table(f"{column.name} → {out}", rows | judged, heads)
 
 
 @command
@@ -166,45 +235,55 @@ def predict(
         Path | None,
         typer.Option(help="CSV file for the predictions; standard output by default.", show_default=False),
     ] = None,
+    level: Annotated[
+        float,
+        typer.Option(min=0.001, max=0.999, help="Share of the targets that the intervals should contain."),
+    ] = 0.9,
+    id: Annotated[
+        Columns,
+        typer.Option(help="Column to repeat before the predictions; may be given several times."),
+    ] = None,
+    strict: Strict = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict every row of a table of any length, with its uncertainty.
 
-    Numbers: mean, std, lower and upper (90 % interval), epistemic and aleatoric (the two parts of the
+    Numbers: mean, std, lower and upper (the interval), epistemic and aleatoric (the two parts of the
     variance). Classes: class, p_<name> of each, entropy, mutual_information (the epistemic part of the
     entropy).
     """
     if out is not None:
-        _check_free(out, overwrite)
+        check_free(out, overwrite)
+    ids = id or []
+    check_table(data, [*ids, *check_model(model)])
     from .io.storage import replacing
-    from .table.model import TableModel
 
-    loaded = TableModel.load(model)
+    loaded = _load(model)
     target: AbstractContextManager[IO[bytes]] = (
         nullcontext(sys.stdout.buffer) if out is None else replacing(out)
     )
     done = 0
-    with _progress(quiet) as show, target as file:
-        for part in loaded.stream(data):
+    with told(strict), progress(quiet) as show, target as file:
+        for part in loaded.stream(data, ids, level):
             part.to_csv(file, index=False, header=done == 0)
             done += len(part)
             show(f"{done:,} rows")
 
 
 @command
-def evaluate(model: Model, data: Data) -> None:
+def evaluate(model: Model, data: Data, strict: Strict = False) -> None:
     """Measure a model on a table that has the target column, and audit it on the first 1,000 rows."""
+    check_table(data, check_model(model, with_target=True))
     from .posterior import posteriors
-    from .table.model import TableModel
-    from .table.reading import chunks
 
-    loaded = TableModel.load(model)
-    rows = _measures(*_judged(loaded, data))
-    if next(posteriors(loaded.model.elbo.net), None) is not None:
-        first = next(chunks(data, loaded.types_with_target, rows=1000))
-        rows["audit"] = loaded.audit(first).verdict
-    _print(f"{model} on {data}", rows)
+    loaded = _load(model)
+    with told(strict):
+        complete = _complete(loaded, data)
+        heads, rows = _compared(loaded, loaded.scores(complete))
+        if next(posteriors(loaded.model.elbo.net), None) is not None:
+            rows["audit"] = loaded.audit(complete[0][:1000]).verdict
+    print_table(f"{model} on {data}", rows, heads)
 
 
 @command
@@ -212,17 +291,20 @@ def report(
     model: Model,
     data: Data,
     out: Annotated[Path, typer.Option(help="HTML file for the report.")] = Path("report.html"),
+    strict: Strict = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Write one HTML page with figures of how a model does on a table that has the target column."""
-    _check_free(out, overwrite)
-    from .reporting import report as write
-    from .table.model import TableModel
-    from .table.reading import read
+    check_free(out, overwrite)
+    check_table(data, check_model(model, with_target=True))
+    import pandas as pd
 
-    loaded = TableModel.load(model)
-    table = read(data, loaded.types_with_target)
-    write(loaded, table[list(loaded.types)], loaded.truth(table), out)
+    from .reporting import report as write
+
+    loaded = _load(model)
+    with told(strict):
+        table = pd.concat(_complete(loaded, data))
+        write(loaded, table[list(loaded.types)], loaded.truth(table), out)
     typer.echo(out)
 
 
@@ -235,28 +317,31 @@ def export(
     """Write a model as an ONNX graph that takes raw rows and predicts in the target's own unit.
 
     Its input x has one column for each column of the table that is used. A number is given unscaled, NaN
-    where missing; a category by its place, from 0, in the list in the file's metadata. Any other place gives
-    NaN.
+    where missing; a date by its days since 1970-01-01; a category by its place, from 0, in the list in the
+    file's metadata, and one that is not in the list by -1.
     """
-    _check_free(out, overwrite)
+    check_free(out, overwrite)
+    check_model(model)
     from .io.program import export_onnx
-    from .table.model import TableModel
+    from .table.kinds import Date
 
-    loaded = TableModel.load(model)
+    loaded = _load(model)
     export_onnx(loaded, out)
-    rows = {}
-    numeric = list(loaded.encoder.medians)
-    if len(numeric) > SHOWN:
-        rows[f"x[:, :{len(numeric)}]"] = f"{_places(numeric)}: numbers, NaN if missing"
+    rows: dict[str, str | tuple[str, str]] = {}
+    numbers, categories = loaded.encoder.numbers, loaded.encoder.categories
+    if len(numbers) > SHOWN:
+        rows[f"x[:, :{len(numbers)}]"] = f"{places([n.name for n in numbers])}: numbers, NaN if missing"
     else:
-        rows |= {f"x[:, {i}]  {name}": "a number, NaN if missing" for i, name in enumerate(numeric)}
-    for i, (name, categories) in enumerate(loaded.encoder.categories.items(), len(numeric)):
-        rows[f"x[:, {i}]  {name}"] = _places(categories)
+        for i, number in enumerate(numbers):
+            what = "days since 1970-01-01" if isinstance(number, Date) else "a number"
+            rows[f"x[:, {i}]  {number.name}"] = f"{what}, NaN if missing"
+    for i, category in enumerate(categories, len(numbers)):
+        rows[f"x[:, {i}]  {category.name}"] = f"{places(category.categories)}, -1 any other"
     outputs = "mean, variance, epistemic, aleatoric"
     if loaded.target.classes is not None:
-        outputs = f"probabilities ({_places(loaded.target.classes)}), entropy, mutual_information"
+        outputs = f"probabilities ({places(loaded.target.classes)}), entropy, mutual_information"
     rows[f"outputs for {loaded.target.name}"] = outputs
-    _print(f"{model} → {out}", rows)
+    print_table(f"{model} → {out}", rows)
 
 
 @command
@@ -273,63 +358,47 @@ def main() -> None:
     app()
 
 
-def _judged(model: TableModel, data: Path) -> tuple[Predictive, Tensor]:
-    """Predictions for a table, and the truth."""
-    import torch
+def _load(folder: Path) -> TableModel:
+    from .table.model import TableModel
 
-    from .predictive import concatenate
+    return TableModel.load(folder)
+
+
+def _sizes(hidden: str) -> str | list[int]:
+    if hidden == "auto":
+        return hidden
+    sizes = hidden.split(",")
+    if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
+        raise TableError(f"--hidden {hidden!r} is no list of sizes; give numbers such as 50 or 100,50.")
+    return [int(size) for size in sizes]
+
+
+def _complete(model: TableModel, data: Path) -> list[pd.DataFrame]:
+    """The parts of a table with the rows that have the target."""
     from .table.reading import chunks
 
-    parts = [(model.predict(part), model.values(part)) for part in chunks(data, model.types_with_target)]
-    return concatenate([p for p, _ in parts]), torch.cat([y for _, y in parts])
+    parts = list(chunks(data, model.types_with_target))
+    complete = [part for part in map(model.with_target, parts) if len(part)]
+    rows, missing = sum(map(len, parts)), sum(map(len, parts)) - sum(map(len, complete))
+    if not complete:
+        raise TableError(f"{data} has no row with a value of {model.target.name!r}; nothing can be measured.")
+    if missing:
+        say(_left_out(missing, rows))
+    return complete
 
 
-def _measures(p: Predictive, y: Tensor) -> dict[str, str]:
-    from .inspect import metrics
-
-    return {name: _shown(value) for name, value in metrics.summary(p, y).items()}
+def _left_out(missing: int, rows: int) -> str:
+    return f"left out: {missing:,} of {rows:,} rows, which have no target."
 
 
-def _check_free(out: Path, overwrite: bool, is_folder: bool = False) -> None:
-    """Refuse, before any work is done, a place that exists or cannot be written to."""
-    if out.exists() and (not overwrite or out.is_dir() != is_folder):
-        remedy = ", or --overwrite to replace it" if out.is_dir() == is_folder else ""
-        raise FileExistsError(
-            f"{out} exists{' and is a folder' * (out.is_dir() and not is_folder)}; "
-            f"give another --out{remedy}."
-        )
-    folder = next(parent for parent in out.absolute().parents if parent.exists())
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(
-            f"{out} cannot be written: {folder} is {'not writable' if folder.is_dir() else 'not a folder'}."
-        ) from error
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task("")
-        yield lambda text: progress.update(task, description=text)
-
-
-def _places(names: Sequence[str]) -> str:
-    shown = ", ".join(f"{i} {name or '(missing)'}" for i, name in enumerate(names[:SHOWN]))
-    return shown + ", …" * (len(names) > SHOWN)
-
-
-def _print(title: str, rows: dict[str, str]) -> None:
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column(style="dim")
-    table.add_column()
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console().print(table)
-
-
-def _shown(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+def _compared(
+    model: TableModel, found: Scores, before: str = ""
+) -> tuple[tuple[str, ...], dict[str, str | tuple[str, str]]]:
+    """Scores beside those of the baseline, where it is known, and the heads of both columns."""
+    if model.baseline is None:
+        return (), {f"{before}{name}": shown(value) for name, (value, _) in found.items()}
+    pairs: dict[str, str | tuple[str, str]] = {
+        f"{before}{name}": (shown(value), "" if plain is None else shown(plain))
+        for name, (value, plain) in found.items()
+    }
+    return ("model", model.baseline.name), pairs

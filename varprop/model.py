@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .inspect.consistency import Audit, audit
 from .objectives import ELBO
-from .predictive import Predictive, mixture, rescaled
+from .predictive import ClassPredictive, Predictive, exponential, mixture, rescaled, tempered, widened
 
 ROWS = 4096
 """Rows that are predicted at once."""
@@ -91,16 +91,23 @@ class Numbers(Target):
 
     mean: Tensor
     scale: Tensor
+    log: bool = False
+    """Whether their logarithms are standardised and learned, with normal noise."""
+    spread: float = 1.0
+    """A factor on the variances of all networks, which rows that they have not seen have asked for."""
 
     def values(self, y: ArrayLike) -> Tensor:
         values = np.array(y, dtype=np.float64)
         return torch.from_numpy(values.reshape(len(values), len(self.mean)))
 
     def scaled(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        values = values.log() if self.log else values
         return ((values - self.mean) / self.scale).to(dtype)
 
     def unscaled(self, p: Predictive) -> Predictive:
-        return rescaled(p, self.mean, self.scale)
+        p = p if self.spread == 1 else widened(p, self.spread)
+        p = rescaled(p, self.mean, self.scale)
+        return exponential(p) if self.log else p
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +115,14 @@ class Classes(Target):
     """One of several classes, in sorted order or in that of a table's model."""
 
     labels: np.ndarray
+    temperature: float = 1.0
+    """Divides the logarithms of probabilities, as rows that the networks have not seen have asked for."""
+
+    def unscaled(self, p: Predictive) -> Predictive:
+        if self.temperature == 1:
+            return p
+        assert isinstance(p, ClassPredictive)
+        return tempered(p, self.temperature)
 
     @property
     def classes(self) -> Sequence[str]:

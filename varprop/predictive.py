@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 from typing import Any, Protocol
 
@@ -74,6 +74,100 @@ class NormalPredictive(Regression):
         check_level(level)
         half = self.std * NormalDist().inv_cdf((1 + level) / 2)
         return self.mean - half, self.mean + half
+
+
+@dataclass(frozen=True, eq=False)
+class StudentPredictive(Regression):
+    """y = f + noise, with a normal f and noise of Student's t (Eq. 56).
+
+    The noise is a mixture of normals over its precision, by the trapezoidal rule in the logarithm of it.
+
+    >>> zero, two, four = (torch.full((1, 1), v) for v in (0.0, 2.0, 4.0))
+    >>> StudentPredictive(zero, zero, two, four).interval(0.9)          # of t with four degrees of freedom
+    (tensor([[-2.1318]]), tensor([[2.1318]]))
+    """
+
+    mean: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor
+    dof: Tensor
+    """Degrees of freedom, above 2; the scale is √(aleatoric · (1 - 2/dof))."""
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        check_shape(y, self.mean.shape)
+        log_weight, var = self._normals
+        log = -0.5 * ((y - self.mean).square() / var + torch.log(2 * math.pi * var))
+        return per_datum((log_weight + log).logsumexp(0))
+
+    def cdf(self, y: Tensor) -> Tensor:
+        log_weight, var = self._normals
+        return (log_weight.exp() * torch.special.ndtr((y - self.mean) / var.sqrt())).sum(0)
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        check_level(level)
+        # Cantelli's inequality: how far a quantile can be from the mean.
+        reach = self.std * math.sqrt((1 + level) / (1 - level))
+        lower = quantile(self.cdf, (1 - level) / 2, self.mean - reach, self.mean)
+        return lower, 2 * self.mean - lower
+
+    @property
+    def _normals(self) -> tuple[Tensor, Tensor]:
+        """The logarithms of the weights of the normal components, and their variances."""
+        # The density of u = log(precision) is proportional to exp(dof/2 · (u - exp u)).
+        reach = 1 + 40 / self.dof
+        steps = torch.linspace(0, 1, 64, dtype=self.mean.dtype, device=self.mean.device)
+        low, high = 1 - 2 * reach, torch.log(reach) + 0.5
+        u = low + (high - low) * steps.view(-1, *(1,) * self.mean.dim())
+        log_weight = (self.dof / 2 * (u - u.exp())).log_softmax(0)
+        return log_weight, self.epistemic + self.aleatoric * (1 - 2 / self.dof) * torch.exp(-u)
+
+
+@dataclass(frozen=True, eq=False)
+class LogNormalPredictive(Regression):
+    """y = exp(f + noise), with a normal f and normal noise (Eq. 57).
+
+    >>> log = NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+    >>> LogNormalPredictive(log).mean                                   # exp(1/2)
+    tensor([[1.6487]])
+    """
+
+    log: NormalPredictive
+
+    @property
+    def mean(self) -> Tensor:  # type: ignore[override]
+        return torch.exp(self.log.mean + self.log.var / 2)
+
+    @property
+    def epistemic(self) -> Tensor:  # type: ignore[override]
+        """Var E[y | f]."""
+        return self.mean.square() * torch.expm1(self.log.epistemic)
+
+    @property
+    def aleatoric(self) -> Tensor:  # type: ignore[override]
+        """E Var[y | f]."""
+        return self.mean.square() * torch.exp(self.log.epistemic) * torch.expm1(self.log.aleatoric)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        positive = y > 0
+        log = torch.where(positive, y, 1.0).log()
+        density = self.log.log_prob(log) - per_datum(log)
+        return torch.where(per_datum((~positive).to(log)) > 0, -math.inf, density)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        return self.log.cdf(y.clamp(min=0).log())
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        lower, upper = self.log.interval(level)
+        return lower.exp(), upper.exp()
+
+
+def quantile(cdf: Callable[[Tensor], Tensor], probability: float, low: Tensor, high: Tensor) -> Tensor:
+    """Where a distribution function takes a value, between two bounds."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = cdf(middle) < probability
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2
 
 
 class Discrete(Predictive):
@@ -161,10 +255,7 @@ def mixture(components: Sequence[Predictive]) -> Predictive:
         )
     regressions = [p for p in components if isinstance(p, Regression)]
     if len(regressions) == len(components):
-        means = torch.stack([p.mean for p in regressions])
-        epistemic = torch.stack([p.epistemic for p in regressions]).mean(0) + means.var(0, correction=0)
-        aleatoric = torch.stack([p.aleatoric for p in regressions]).mean(0)
-        return RegressionMixture(regressions, means.mean(0), epistemic, aleatoric)
+        return mixture_of_numbers(regressions)
     first = components[0]
     if isinstance(first, ClassPredictive | LabelPredictive):
         averages = (
@@ -172,6 +263,13 @@ def mixture(components: Sequence[Predictive]) -> Predictive:
         )
         return type(first)(*averages)
     return Mixture(components)
+
+
+def mixture_of_numbers(components: Sequence[Regression]) -> RegressionMixture:
+    means = torch.stack([p.mean for p in components])
+    epistemic = torch.stack([p.epistemic for p in components]).mean(0) + means.var(0, correction=0)
+    aleatoric = torch.stack([p.aleatoric for p in components]).mean(0)
+    return RegressionMixture(components, means.mean(0), epistemic, aleatoric)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,15 +298,11 @@ class RegressionMixture(Mixture, Regression):
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         lower, upper = zip(*(p.interval(level) for p in self.components), strict=True)
         # A quantile of the mixture lies between the smallest and the largest quantile of its components.
-        return self._quantile((1 - level) / 2, lower), self._quantile((1 + level) / 2, upper)
-
-    def _quantile(self, probability: float, quantiles: Sequence[Tensor]) -> Tensor:
-        low, high = torch.stack(tuple(quantiles)).aminmax(dim=0)
-        for _ in range(60):
-            middle = (low + high) / 2
-            below = self.cdf(middle) < probability
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (low + high) / 2
+        between = [torch.stack(ends).aminmax(dim=0) for ends in (lower, upper)]
+        return (
+            quantile(self.cdf, (1 - level) / 2, *between[0]),
+            quantile(self.cdf, (1 + level) / 2, *between[1]),
+        )
 
 
 def concatenate(parts: Sequence[Predictive]) -> Predictive:
@@ -218,19 +312,30 @@ def concatenate(parts: Sequence[Predictive]) -> Predictive:
     >>> concatenate([part, part]).mean.shape
     torch.Size([4, 1])
     """
+    return _joined(lambda tensors: torch.cat(list(tensors)), parts)
+
+
+def reordered(p: Predictive, rows: Tensor) -> Predictive:
+    """The prediction of some of its data points, in the order of their numbers."""
+    return _joined(lambda tensors: tensors[0][rows], [p])
+
+
+def _joined(join: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Predictive]) -> Predictive:
     first: Any = parts[0]  # some dataclass: every kind of prediction is one
-    return type(first)(*(_join([getattr(p, field.name) for p in parts]) for field in fields(first)))
+    return type(first)(*(_field(join, [getattr(p, field.name) for p in parts]) for field in fields(first)))
 
 
-def _join(values: Sequence[Any]) -> object:
+def _field(join: Callable[[Sequence[Tensor]], Tensor], values: Sequence[Any]) -> object:
     """One field of several predictions: tensors, Gaussians, components of mixtures, or a shared object."""
     first = values[0]
     if isinstance(first, Tensor):
-        return torch.cat(list(values))
+        return join(values)
     if isinstance(first, Gaussian):
-        return Gaussian.of(torch.cat([v.mean for v in values]), torch.cat([v.var for v in values]))
+        return Gaussian.of(join([v.mean for v in values]), join([v.var for v in values]))
+    if isinstance(first, Predictive):
+        return _joined(join, values)
     if isinstance(first, Sequence):
-        return [concatenate(components) for components in zip(*values, strict=True)]
+        return [_joined(join, components) for components in zip(*values, strict=True)]
     return first
 
 
@@ -247,9 +352,52 @@ def rescaled(p: Predictive, mean: Tensor | float, scale: Tensor | float) -> Regr
         return RegressionMixture(
             components, p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2
         )
+    if isinstance(p, NormalPredictive | StudentPredictive):
+        return replace(
+            p,
+            mean=p.mean * scale + mean,
+            epistemic=p.epistemic * scale**2,
+            aleatoric=p.aleatoric * scale**2,
+        )
+    raise _not_numbers("rescaled", p)
+
+
+def widened(p: Predictive, factor: Tensor | float) -> Regression:
+    """The prediction with all variances multiplied by a factor; between the means of a mixture they stay."""
+    if isinstance(p, RegressionMixture):
+        return mixture_of_numbers([widened(component, factor) for component in p.components])
+    if isinstance(p, NormalPredictive | StudentPredictive):
+        return replace(p, epistemic=p.epistemic * factor, aleatoric=p.aleatoric * factor)
+    raise _not_numbers("widened", p)
+
+
+def exponential(p: Predictive) -> Regression:
+    """The prediction of exp(y), given a normal prediction of y or a mixture of normals."""
+    if isinstance(p, RegressionMixture):
+        return mixture_of_numbers([exponential(component) for component in p.components])
     if isinstance(p, NormalPredictive):
-        return NormalPredictive(p.mean * scale + mean, p.epistemic * scale**2, p.aleatoric * scale**2)
-    raise TypeError(f"rescaled: needs a normal prediction or a mixture of normals, got {type(p).__name__}.")
+        return LogNormalPredictive(p)
+    raise _not_numbers("exponential", p)
+
+
+def _not_numbers(function: str, p: Predictive) -> TypeError:
+    return TypeError(
+        f"{function}: needs a prediction of numbers or a mixture of them, got {type(p).__name__}."
+    )
+
+
+def tempered(p: ClassPredictive, temperature: float) -> ClassPredictive:
+    """The prediction with the logarithms of its probabilities divided by a temperature.
+
+    The epistemic share of the entropy stays.
+
+    >>> tempered(ClassPredictive(torch.tensor([[0.8, 0.2]]), torch.tensor([0.0])), 0.5).probs
+    tensor([[0.9412, 0.0588]])
+    """
+    floor = torch.finfo(p.probs.dtype).tiny
+    sharper = ClassPredictive((p.probs.clamp(min=floor).log() / temperature).softmax(1), p.expected_entropy)
+    share = p.expected_entropy / p.entropy.clamp(min=floor)
+    return replace(sharper, expected_entropy=sharper.entropy * share.clamp(0, 1))
 
 
 def two_classes(p: LabelPredictive) -> ClassPredictive:

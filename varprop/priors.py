@@ -49,6 +49,9 @@ class FanIn(Prior):
     `posteriors(net)` fills in the fan-in from each layer (see `posterior.fan_in`). A `Posterior` made by hand
     without one counts all dimensions of the tensor but the first, torch's layout for the outputs.
 
+    After `centred(net)` the prior is centred on the weights stored there. Members of an ensemble that are
+    anchored to their own draws from the prior differ where the data say nothing (Pearce et al. 2020).
+
     >>> ((_, q),) = vp.posteriors(vp.variational(nn.ConvTranspose2d(16, 2, 3)))
     >>> q.fan_in
     144.0
@@ -63,7 +66,7 @@ class FanIn(Prior):
 
     def kl(self, q: Posterior) -> Tensor:
         n = math.prod(q.mean.shape[1:]) if q.fan_in is None else q.fan_in
-        return normal_kl(q, self.gain / n)
+        return normal_kl(q if q.centre is None else replace(q, mean=q.mean - q.centre), self.gain / n)
 
 
 @dataclass(frozen=True)

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
-from itertools import pairwise
-from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_random_state
+from scipy.stats import skew
+from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import Tensor, nn
+from sklearn.utils.validation import validate_data
+from torch import Tensor
 
-from .inspect.consistency import Audit
-from .io.description import ModelFileError, describe_estimator
-from .likelihoods import Categorical, HeteroscedasticNormal, Likelihood, Normal
-from .methods import METHODS, Method
-from .model import Classes, Fitted, Model, Numbers, Standardise, Target
-from .objectives import ELBO
-from .posterior import variational
-from .predictive import ClassPredictive, Predictive, Regression
-from .priors import FanIn, Horseshoe, Prior
-from .training import loop as training
-from .training import replicas
-from .training.batches import split
+from . import conformal as cv_plus
+from .likelihoods import BoundedNoise, Categorical, Likelihood, Normal, StudentT
+from .model import Classes, Numbers
+from .perceptron import BayesianMLP, Choice, mean_and_scale
+from .predictive import (
+    ClassPredictive,
+    Predictive,
+    Regression,
+    RegressionMixture,
+    mixture_of_numbers,
+    tempered,
+    widened,
+)
+from .training.folds import best_factor
 
-MANY = 5000
-UNITS, EPOCHS = (50, 100), (120, 240)
-"""Hidden units and epochs that "auto" stands for, below `MANY` rows and from there on."""
-STEPS = 4000, 40_000
-"""The fewest and the most training steps that "auto" makes."""
-
-Self = TypeVar("Self", bound="BayesianMLP")
+Noise = Literal["constant", "heteroscedastic", "student"]
+SKEWED = 1.0
+"""Skewness from which the logarithms of positive targets are tried."""
+FAR, HEAVY = 0.4995, 0.005
+"""Student's t is tried if more than this share of targets lies where a right prediction has a thousandth."""
 
 
 class Uncertainty(NamedTuple):
@@ -54,241 +48,6 @@ class Uncertainty(NamedTuple):
     """From the noise of the data: it does not."""
 
 
-# ----------------------------------------------------------------------------------------------------- shared
-
-
-class Learned:
-    """What `fit` learns."""
-
-    members_: list[ELBO]
-    """The trained objectives, in standardised units."""
-    elbo_: ELBO
-    """The first of them."""
-    history_: pd.DataFrame
-    """A row for each epoch."""
-    n_iter_: int
-    n_seen_: float
-    """Sum of the weights of all rows trained on."""
-    random_: int
-    x_mean_: np.ndarray
-    x_scale_: np.ndarray
-
-
-@dataclass(eq=False, repr=False)
-class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
-    """What regression and classification share: a network of ReLU units, trained on standardised inputs.
-
-    scikit-learn reads the parameters from the signature of the constructor, which `dataclass` writes.
-    """
-
-    hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto"
-    _: KW_ONLY
-    method: str | Method = "dvi"
-    prior: float | Prior = 4.0
-    kl_z_weight: float = 0.0
-    n_replicas: int = 1
-    epochs: int | Literal["auto"] = "auto"
-    lr: float = 0.01
-    batch_size: int | Literal["auto"] = "auto"
-    early_stopping: bool = False
-    validation_fraction: float = 0.1
-    n_iter_no_change: int = 20
-    warm_start: bool = False
-    random_state: int | np.random.RandomState | None = None
-    verbose: bool = False
-
-    @abstractmethod
-    def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The data as arrays, checked; `new` where there is no earlier fit to agree with."""
-
-    @abstractmethod
-    def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
-        """Learn the scale of the targets, or check the classes."""
-
-    @property
-    @abstractmethod
-    def _target(self) -> Target:
-        """How targets are scaled."""
-
-    @abstractmethod
-    def _likelihood(self) -> tuple[Likelihood, int]:
-        """The likelihood, and how many outputs its network has."""
-
-    # ----------------------------------------------------------------------------------------------- training
-
-    def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Train on rows X with targets y; a row counts as often as its weight says."""
-        new = not (self.warm_start and self.__sklearn_is_fitted__())
-        X, y = self._validated(X, y, new)
-        if not new:
-            self.n_seen_ = 0.0  # with warm_start, `fit` keeps the weights but not the count of its data
-        return self._train(X, y, sample_weight, new)
-
-    def _train(
-        self: Self,
-        X: np.ndarray,
-        y: np.ndarray,
-        sample_weight: ArrayLike | None,
-        new: bool,
-        *,
-        once: bool = False,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Train on checked data, as `fit` and `partial_fit` do.
-
-        :param new: start from new networks and scales.
-        :param once: train for one epoch at a constant rate.
-        :param dtype: of new networks; that of X by default.
-        """
-        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
-        if not len(X):
-            raise ValueError("All sample weights are zero; at least one row must count.")
-        if new:
-            self.x_mean_, self.x_scale_ = _mean_and_scale(X, weight)
-            self._learn_target(y, weight)
-            dtype = dtype or (torch.float32 if X.dtype == np.float32 else torch.float64)
-            self._make_members(len(X), X.shape[1], dtype)
-        model = self.model_
-        data = [model.inputs(X), model.targets(y), torch.from_numpy(weight)]
-        seed = self.random_ + len(self.history_)
-        train, held_out = split(data, self._held_out_share() if len(X) > 1 else 0.0, seed)
-        history = self._fit_members(self._counted(train), held_out, seed, once)  # type: ignore[arg-type]
-        history["epoch"] += len(self.history_)
-        self.history_ = pd.concat([self.history_, history], ignore_index=True) if self.n_iter_ else history
-        self.n_iter_ = len(self.history_)
-        return self
-
-    def _make_members(self, rows: int, features: int, dtype: torch.dtype) -> None:
-        """New networks, initialised from the random state."""
-        self.random_ = int(check_random_state(self.random_state).randint(2**31))
-        with torch.random.fork_rng([]):
-            torch.manual_seed(self.random_)
-            n = _count("n_replicas", self.n_replicas)
-            self.members_ = [self._objective(rows, features).to(dtype) for _ in range(n)]
-        self.elbo_ = self.members_[0]
-        self.history_ = pd.DataFrame()
-        self.n_seen_, self.n_iter_ = 0.0, 0
-
-    def _objective(self, rows: int, features: int) -> ELBO:
-        method = _method(self.method)
-        prior = self.prior if isinstance(self.prior, Prior) else FanIn(float(self.prior))
-        likelihood, outputs = self._likelihood()
-        layers: list[nn.Module] = []
-        for inputs, units in pairwise([features, *self._hidden(rows), outputs]):
-            layers += [nn.Linear(inputs, units), nn.ReLU()]
-        net = nn.Sequential(*layers[:-1])
-        variational(net, posterior="horseshoe" if isinstance(prior, Horseshoe) else "full", init="he")
-        if method.deterministic:
-            for layer in net.modules():
-                layer._parameters.pop("weight_logvar", None)
-        return ELBO(net, method, likelihood, prior, n_data=1, kl_z_weight=self.kl_z_weight)
-
-    def _counted(self, data: Sequence[Tensor]) -> list[Tensor]:
-        """Set n_data to the sum of all weights seen, and scale the weights to mean 1 (none if all are 1)."""
-        x, y, weight = data
-        self.n_seen_ += float(weight.sum())
-        for member in self.members_:
-            member.n_data = self.n_seen_  # type: ignore[assignment]
-        if self.n_seen_ == len(x) and bool((weight == 1).all()):
-            return [x, y]
-        return [x, y, (weight / weight.mean()).to(x.dtype)]
-
-    def _fit_members(
-        self, train: Sequence[Tensor], held_out: Sequence[Tensor] | None, seed: int, once: bool
-    ) -> pd.DataFrame:
-        """The only place that calls the trainers: one network alone, several as replicas."""
-        rows, n = len(train[0]), len(self.members_)
-        batch_size = self._batch_size(rows)
-        options: dict[str, Any] = {
-            "epochs": 1 if once else self._epochs(rows, batch_size),
-            "lr": _positive("lr", self.lr),
-            "batch_size": batch_size,
-        }
-        if not once:
-            options["schedule"] = "cosine"
-        if held_out is not None:
-            held_out = [held_out[0], held_out[1], held_out[2].to(held_out[0].dtype)]
-            options["patience"] = _count("n_iter_no_change", self.n_iter_no_change)
-            options["validation"] = held_out if n == 1 else [t.expand(n, *t.shape) for t in held_out]
-        if n == 1:
-            from lightning_fabric import Fabric  # takes seconds to import
-
-            fabric = Fabric(accelerator="cpu", devices=1)
-            return training.fit(
-                self.elbo_, train, seed=seed, progress=bool(self.verbose), fabric=fabric, **options
-            )
-        seeds = [seed + 2**32 * k for k in range(n)]
-        shared = [t.expand(n, *t.shape) for t in train]
-        history = replicas.fit(self.members_, *shared, seeds=seeds, **options)
-        return history.drop(columns="replica").groupby("epoch", as_index=False).mean()
-
-    def _held_out_share(self) -> float:
-        if not self.early_stopping:
-            return 0.0
-        if not 0 < self.validation_fraction < 1:
-            raise ValueError(
-                f"validation_fraction must lie between 0 and 1, got {self.validation_fraction!r}."
-            )
-        return self.validation_fraction
-
-    def _hidden(self, rows: int) -> list[int]:
-        sizes = self.hidden_layer_sizes
-        if isinstance(sizes, str) and sizes == "auto":
-            return [UNITS[rows >= MANY]]
-        several = sizes if isinstance(sizes, Iterable) and not isinstance(sizes, str) else [sizes]
-        return [_count("hidden_layer_sizes", size) for size in several]
-
-    def _batch_size(self, rows: int) -> int:
-        if self.batch_size != "auto":
-            return min(_count("batch_size", self.batch_size), rows)
-        return int(np.clip(rows // 100, 32, 256))
-
-    def _epochs(self, rows: int, batch_size: int) -> int:
-        if self.epochs != "auto":
-            return _count("epochs", self.epochs)
-        steps = -(-rows // batch_size)
-        return max(1, round(np.clip(EPOCHS[rows >= MANY] * steps, *STEPS) / steps))
-
-    # --------------------------------------------------------------------------------------------- prediction
-
-    @property
-    def model_(self) -> Model:
-        """The trained networks with the scales of the data."""
-        check_is_fitted(self)
-        return Model(
-            self.members_,
-            self._target,
-            Standardise(self.x_mean_, self.x_scale_),
-            columns=getattr(self, "feature_names_in_", np.array([])).tolist(),
-            width=len(self.x_mean_),
-            history=self.history_,
-            seed=self.random_,
-        )
-
-    def description(self) -> dict[str, object]:
-        if type(self) not in (BayesianMLPRegressor, BayesianMLPClassifier):
-            raise ModelFileError(
-                f"save: {type(self).__name__} is a class of yours, which a model file cannot make again; "
-                f"save its `elbo_`."
-            )
-        learned = {name: value for name, value in vars(self).items() if name.endswith("_")}
-        learned = {name: value for name, value in learned.items() if name not in ("members_", "elbo_")}
-        return {"estimator": describe_estimator(type(self).__name__, self.get_params(deep=False), learned)}
-
-    def audit(self, X: ArrayLike, y: ArrayLike) -> Audit:
-        """`vp.audit` of `elbo_` on held-out rows, with log-likelihoods of the standardised target."""
-        check_is_fitted(self)
-        return self.model_.audit(*self._validated(X, y, new=False))
-
-    def _predictive(self, X: ArrayLike) -> Predictive:
-        check_is_fitted(self)
-        return self.model_.predict(validate_data(self, X, dtype=[np.float64, np.float32], reset=False))
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return "members_" in vars(self)
-
-
 # ------------------------------------------------------------------------------------------------- regression
 
 
@@ -296,35 +55,52 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
 class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # type: ignore[misc]
     """Regression with a multilayer perceptron whose predictions know how uncertain they are.
 
-    Inputs and targets are standardised inside. The defaults were chosen on parts of training sets
+    Inputs and targets are standardised inside. Several networks, the members, are each trained without
+    another part of the rows, a fold, and stopped by the log-likelihood of these rows. Their mixture predicts.
+    What the members predict for rows that they have not seen calibrates the variances, chooses between kinds
+    of noise, and is an honest score. The defaults were chosen on parts of training sets
     (`experiments/defaults.py`).
 
     :param hidden_layer_sizes: units of each hidden layer; "auto" is one of 50, or of 100 from 5,000 rows on.
     :param method: how uncertainty passes through the network, a name in `varprop.METHODS` or a Method.
     :param prior: over the weights; a number g is `priors.FanIn(g)`, N(0, g/n) for the weights into a unit of
         n inputs.
-    :param heteroscedastic: let the noise differ between inputs.
+    :param noise: "constant"; "heteroscedastic", which differs between inputs; "student", with heavy tails; or
+        "auto", the one with the best out-of-fold log-likelihood.
+    :param log_target: learn the logarithms of the targets; "auto" tries it for positive and skewed ones.
+    :param anchored: centre each member's prior on its first weights, so that members differ where there are
+        no data; for priors by the fan-in.
+    :param kl_weight: how much the divergence from the prior counts; less than 1 is a tempered posterior.
     :param kl_z_weight: weight of the gates' divergence, for VBP and CVBP.
-    :param n_replicas: networks trained together from different starts; the prediction is their mixture.
-    :param epochs: "auto" is 120, or 240 from 5,000 rows on, but at least 4,000 steps and at most 40,000.
+    :param folds: parts of the rows, and with them members; 1 trains on all rows, without any of the above.
+    :param n_replicas: networks for each fold, from different starts.
+    :param optimizer: "lbfgs" on all rows at once, after a few epochs of Adam; "adam"; "auto" is L-BFGS below
+        5,000 rows, if the method does not sample.
+    :param epochs: of Adam, or rounds of L-BFGS; "auto" is 120 of Adam, or 60 from 5,000 rows on, but at least
+        4,000 steps and at most 40,000; and at most 40 rounds.
     :param lr: learning rate of Adam; it falls to zero as a cosine.
-    :param batch_size: "auto" is a hundredth of the rows, between 32 and 256.
-    :param early_stopping: hold out `validation_fraction` of the rows, stop after `n_iter_no_change` epochs
-        without a better log-likelihood on them, and keep the best weights.
+    :param batch_size: of Adam; "auto" is a hundredth of the rows, between 32 and 256.
+    :param n_iter_no_change: epochs without a better log-likelihood on its fold after which a member stops;
+        "auto" is 5 rounds of L-BFGS, and never with Adam. In any case its best weights are kept.
     :param warm_start: let `fit` go on from the weights and scales of the last fit.
     :param verbose: show a progress bar.
 
-    After `fit`, `elbo_` is the trained objective, in standardised units (`members_` holds all of them), and
-    `history_` has a row for each epoch.
+    After `fit`, `oof_log_likelihood_` is what to expect of new rows, `oof_predict_` the out-of-fold
+    predictions, `choices_` what "auto" stood for, `candidates_` what it was compared with, `members_` the
+    trained objectives, in standardised units, and `history_` has a row for each epoch.
 
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True)
-    >>> model = vp.BayesianMLPRegressor(epochs=20, random_state=0).fit(X[:400], y[:400])
+    >>> model = vp.BayesianMLPRegressor(epochs=5, random_state=0).fit(X[:400], y[:400])
     >>> mean, std = model.predict(X[400:], return_std=True)
     >>> lower, upper = model.predict_interval(X[400:], 0.9)
     """
 
-    heteroscedastic: bool = False
+    noise: Noise | Literal["auto"] = "auto"
+    log_target: bool | Literal["auto"] = "auto"
+
+    spread_ = 1.0
+    """The factor on all variances that out-of-fold rows have asked for."""
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
@@ -335,7 +111,13 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
         rows, targets = validate_data(
-            self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True, reset=new
+            self,
+            self._encoded(X, new),
+            y,
+            dtype=[np.float64, np.float32],
+            multi_output=True,
+            y_numeric=True,
+            reset=new,
         )
         if not new and targets.shape[1:] != self.y_mean_.shape:
             raise ValueError(
@@ -344,20 +126,65 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
             )
         return rows, targets
 
+    @property
+    def _is_open(self) -> bool:
+        return "auto" in (self.noise, self.log_target)
+
+    def _candidates(self, y: np.ndarray) -> list[Choice]:
+        if self.noise not in ("auto", *get_args(Noise)):
+            raise ValueError(
+                f'noise must be "auto" or one of {", ".join(get_args(Noise))}, got {self.noise!r}.'
+            )
+        if self.log_target not in ("auto", True, False):
+            raise ValueError(f'log_target must be "auto", True or False, got {self.log_target!r}.')
+        log = self.log_target is True
+        if log and not (y > 0).all():
+            raise ValueError("log_target needs positive targets, and y has some that are zero or negative.")
+        noises = ["constant", "heteroscedastic"] if self.noise == "auto" else [self.noise]
+        return [{"noise": noise, "log_target": log} for noise in noises]
+
+    def _further_candidates(self, y: np.ndarray) -> list[Choice]:
+        further: list[Choice] = []
+        if self.log_target == "auto" and self.noise != "student" and _is_skewed(y):
+            further.append({**self.choices_, "log_target": True})
+        if self.noise == "auto" and self.log_target is not True and np.mean(self.oof_scores_ > FAR) > HEAVY:
+            further.append({"noise": "student", "log_target": False})
+        return further
+
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
-        self.y_mean_, self.y_scale_ = _mean_and_scale(y, weight)
+        if self.choices_["log_target"] and self.choices_["noise"] == "student":
+            raise ValueError(
+                'log_target and noise="student" exclude each other: the exponential of a heavy tail has no '
+                "mean."
+            )
+        self.y_mean_, self.y_scale_ = mean_and_scale(np.log(y) if self.choices_["log_target"] else y, weight)
         self.n_outputs_ = 1 if y.ndim == 1 else y.shape[1]
+        self.spread_ = 1.0
 
     @property
     def _target(self) -> Numbers:
-        return Numbers(
-            *(torch.tensor(v.reshape(-1), dtype=torch.float64) for v in (self.y_mean_, self.y_scale_))
+        mean, scale = (
+            torch.tensor(v.reshape(-1), dtype=torch.float64) for v in (self.y_mean_, self.y_scale_)
         )
+        return Numbers(mean, scale, bool(self.choices_["log_target"]), self.spread_)
 
     def _likelihood(self) -> tuple[Likelihood, int]:
-        if self.heteroscedastic:
-            return HeteroscedasticNormal(), 2 * self.n_outputs_
-        return Normal(outputs=self.n_outputs_), self.n_outputs_
+        outputs = self.n_outputs_
+        match self.choices_["noise"]:
+            case "heteroscedastic":
+                return BoundedNoise(outputs), 2 * outputs
+            case "student":
+                return StudentT(outputs=outputs), outputs
+        return Normal(outputs=outputs), outputs
+
+    def _calibrate(self, p: Predictive, y: Tensor, weight: Tensor) -> None:
+        self.spread_ = best_factor(lambda factor: float((weight * widened(p, factor).log_prob(y)).sum()))
+
+    def _keep(self, p: Predictive, values: Tensor, folds: np.ndarray) -> None:
+        assert isinstance(p, Regression)
+        self.oof_predict_ = self._shaped(p.mean)
+        self.oof_scores_ = cv_plus.scores(p, values).numpy()
+        self.oof_fold_ = folds
 
     def _regression(self, X: ArrayLike) -> Regression:
         p = self._predictive(X)
@@ -369,10 +196,26 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         p = self._regression(X)
         return (self._shaped(p.mean), self._shaped(p.std)) if return_std else self._shaped(p.mean)
 
-    def predict_interval(self, X: ArrayLike, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of the central interval that holds a target with probability `level`."""
-        lower, upper = self._regression(X).interval(level)
+    def predict_interval(
+        self, X: ArrayLike, level: float = 0.9, conformal: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends of the central interval that holds a target with probability `level`.
+
+        :param conformal: by CV+ from the out-of-fold rows, whose guarantee needs no model to be true.
+        """
+        p = self._regression(X)
+        lower, upper = self._conformal(p, level) if conformal else p.interval(level)
         return self._shaped(lower), self._shaped(upper)
+
+    def _conformal(self, p: Regression, level: float) -> tuple[Tensor, Tensor]:
+        if not hasattr(self, "oof_scores_") or not isinstance(p, RegressionMixture):
+            raise ValueError(
+                "predict_interval: conformal intervals need out-of-fold rows; fit with folds=2 or more."
+            )
+        folds = len(self.members_) // self.n_replicas
+        predictions = [mixture_of_numbers(p.components[k::folds]) for k in range(folds)]
+        found = [torch.from_numpy(self.oof_scores_[self.oof_fold_ == k]) for k in range(folds)]
+        return cv_plus.interval(predictions, found, level)
 
     def predict_uncertainty(self, X: ArrayLike) -> Uncertainty:
         """Epistemic and aleatoric variance, in the target's unit squared."""
@@ -387,6 +230,14 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         return values.numpy().reshape(-1, *self.y_mean_.shape)
 
 
+def _is_skewed(y: np.ndarray) -> bool:
+    """Whether all targets are positive, and their logarithms less skewed than they are."""
+    if not (y > 0).all():
+        return False
+    before, after = skew(y, axis=0), skew(np.log(y), axis=0)
+    return bool(((before > SKEWED) & (np.abs(after) < before)).all())
+
+
 # --------------------------------------------------------------------------------------------- classification
 
 
@@ -394,14 +245,20 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     """Classification with a multilayer perceptron whose probabilities include the uncertainty of its weights.
 
-    The parameters are those of `BayesianMLPRegressor`, but for `heteroscedastic`.
+    The parameters are those of `BayesianMLPRegressor`, but for `noise` and `log_target`. The divergence from
+    the prior counts a tenth by default: whole, it leaves probabilities less sure than they should be.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
-    >>> model = vp.BayesianMLPClassifier(epochs=20, random_state=0).fit(X, y)
+    >>> model = vp.BayesianMLPClassifier(epochs=5, random_state=0).fit(X, y)
     >>> model.predict_proba(X).shape
     (150, 3)
     """
+
+    kl_weight: float = 0.1
+
+    temperature_ = 1.0
+    """By which the logarithms of probabilities are divided, as out-of-fold rows have asked for."""
 
     def partial_fit(
         self,
@@ -420,7 +277,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return self._train(X, y, sample_weight, new, once=True)
 
     def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
-        rows, targets = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=new)
+        rows, targets = validate_data(
+            self, self._encoded(X, new), y, dtype=[np.float64, np.float32], reset=new
+        )
         check_classification_targets(targets)
         if new:
             self.classes_ = np.unique(targets)
@@ -429,10 +288,21 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
         if len(self.classes_) < 2 or (len(np.unique(y)) < 2 and len(y) > 1):
             raise ValueError(f"{type(self).__name__} needs two classes or more; the data has 1 class.")
+        self.temperature_ = 1.0
 
     @property
     def _target(self) -> Classes:
-        return Classes(self.classes_)
+        return Classes(self.classes_, self.temperature_)
+
+    def _calibrate(self, p: Predictive, y: Tensor, weight: Tensor) -> None:
+        assert isinstance(p, ClassPredictive)
+        self.temperature_ = best_factor(
+            lambda factor: float((weight * tempered(p, factor).log_prob(y)).sum())
+        )
+
+    def _keep(self, p: Predictive, values: Tensor, folds: np.ndarray) -> None:
+        assert isinstance(p, ClassPredictive)
+        self.oof_predict_ = p.probs.numpy()
 
     def _likelihood(self) -> tuple[Likelihood, int]:
         return Categorical(), len(self.classes_)
@@ -458,30 +328,3 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         """Mutual information and expected entropy, in nats: they add up to the entropy of `predict_proba`."""
         p = self._classification(X)
         return Uncertainty(p.mutual_information.numpy(), p.expected_entropy.numpy())
-
-
-def _mean_and_scale(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted mean and standard deviation of each column in double precision; 1 for a constant column."""
-    columns = values.astype(np.float64).reshape(len(values), -1)
-    scaler = StandardScaler().fit(columns, sample_weight=weight)
-    return scaler.mean_.reshape(values.shape[1:]), scaler.scale_.reshape(values.shape[1:])
-
-
-def _method(method: str | Method) -> Method:
-    if isinstance(method, Method):
-        return method
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, or a Method, got {method!r}.")
-    return METHODS[method]
-
-
-def _positive(name: str, value: object) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
-        raise ValueError(f"{name} must be a positive number, got {value!r}.")
-    return float(value)
-
-
-def _count(name: str, value: object) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or not int(value) > 0:
-        raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
-    return int(value)

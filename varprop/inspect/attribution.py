@@ -81,3 +81,20 @@ def signal_to_noise(net: nn.Module) -> dict[str, Tensor]:
     torch.Size([1, 2])
     """
     return {name: q.mean.abs() * torch.exp(-q.logvar / 2) for name, q in posteriors(net)}
+
+
+@torch.no_grad()
+def units_in_use(net: nn.Module) -> dict[str, tuple[int, int]]:
+    """For each random linear layer but the first: how many of the units before it are in use, of how many.
+
+    A unit is in use if one of the weights out of it has a mean beyond its standard deviation. The prior has
+    switched off the others.
+
+    >>> net = vp.variational(nn.Sequential(nn.Linear(1, 9), nn.ReLU(), nn.Linear(9, 1)), logvar=-20.0)
+    >>> units_in_use(net)
+    {'2': (9, 9)}
+    """
+    layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
+    ratios = signal_to_noise(net)
+    sure = {name: (ratios[f"{name}.weight"] > 1).any(0) for name in layers if f"{name}.weight" in ratios}
+    return {name: (int(used.sum()), len(used)) for name, used in list(sure.items())[1:]}

@@ -17,9 +17,10 @@ from .. import likelihoods, priors
 from ..methods import METHODS, Method, vbp
 from ..objectives import ELBO
 from ..posterior import centred, is_random, variational
+from ..table.encoding import Encoder
 
 if TYPE_CHECKING:
-    from ..sklearn import BayesianMLP
+    from ..perceptron import BayesianMLP
 
 Part = TypeVar("Part")
 Description: TypeAlias = dict[str, Any]
@@ -58,7 +59,15 @@ PRIORS: dict[str, type[priors.Prior]] = {
 }
 LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
     name: getattr(likelihoods, name)
-    for name in ("Normal", "HeteroscedasticNormal", "Categorical", "Bernoulli", "MultiLabel")
+    for name in (
+        "Normal",
+        "HeteroscedasticNormal",
+        "BoundedNoise",
+        "StudentT",
+        "Categorical",
+        "Bernoulli",
+        "MultiLabel",
+    )
 }
 
 
@@ -167,8 +176,10 @@ def _describe_likelihood(likelihood: likelihoods.Likelihood) -> Description | No
     if type(likelihood) is not LIKELIHOODS.get(type(likelihood).__name__):
         return None
     arguments = _arguments(likelihood)
-    if isinstance(likelihood, likelihoods.Normal):
-        arguments = {"outputs": likelihood.precision.numel()}  # the precision itself is one of the weights
+    if isinstance(likelihood, likelihoods.Normal | likelihoods.StudentT):
+        # What is learned is among the weights.
+        arguments = {name: value for name, value in arguments.items() if not isinstance(value, torch.Tensor)}
+        arguments["outputs"] = sum(value.numel() for value in likelihood.state_dict().values())
     return {"type": type(likelihood).__name__, "arguments": arguments}
 
 
@@ -203,13 +214,29 @@ def make_estimator(description: Description, members: list[ELBO]) -> BayesianMLP
         kind.__name__: kind for kind in (BayesianMLPClassifier, BayesianMLPRegressor)
     }
     parameters = {name: _value(plain) for name, plain in description["parameters"].items()}
-    estimator = kinds[description["type"]](**parameters)
-    for name, plain in description["learned"].items():
+    kind, learned = kinds[description["type"]], description["learned"]
+    if "folds" not in parameters:
+        parameters, learned = _from_format_2(kind, parameters, learned)
+    estimator = kind(**parameters)
+    for name, plain in learned.items():
         if name.startswith("_") or not name.endswith("_"):
             raise ValueError(f"{name} is not learned by fit")
         setattr(estimator, name, _value(plain))
     estimator.members_, estimator.elbo_ = members, members[0]
     return estimator
+
+
+def _from_format_2(
+    kind: type[BayesianMLP], parameters: Description, learned: Description
+) -> tuple[Description, Description]:
+    """What was written before there were folds: members had seen all rows."""
+    gone = ("early_stopping", "validation_fraction", "heteroscedastic")
+    kept = {name: value for name, value in parameters.items() if name not in gone}
+    choices: Description = {}
+    if kind.__name__ == "BayesianMLPRegressor":
+        noise = "heteroscedastic" if parameters["heteroscedastic"] else "constant"
+        choices = {"noise": noise, "log_target": False}
+    return {**kept, **choices, "folds": 1}, {**learned, "choices_": {"mapping": choices}}
 
 
 def _plain(name: str, value: object) -> object:
@@ -227,10 +254,14 @@ def _plain(name: str, value: object) -> object:
             # Epochs of several fits may have different columns; a missing value is null.
             columns = {str(name): value[name].tolist() for name in value}
             return {"table": {name: [None if x != x else x for x in xs] for name, xs in columns.items()}}
+        case dict():
+            return {"mapping": {str(key): _plain(name, item) for key, item in value.items()}}
         case priors.Prior() if describe_prior(value):
             return {"prior": describe_prior(value)}
         case Method() if describe_method(value):
             return {"method": describe_method(value)}
+        case Encoder():
+            return {"encoder": value.to_json()}
     raise ModelFileError(
         f"save: the estimator's {name} is a {type(value).__name__}, which a model file cannot hold; "
         f"use a plain value."
@@ -245,10 +276,14 @@ def _value(plain: Any) -> Any:
             return np.array(values, dtype=dtype)
         case {"table": columns}:
             return pd.DataFrame(columns)
+        case {"mapping": values}:
+            return {key: _value(item) for key, item in values.items()}
         case {"prior": prior}:
             return make_prior(prior)
         case {"method": method}:
             return make_method(method)
+        case {"encoder": encoder}:
+            return Encoder.from_json(encoder)
         case dict():
             raise ValueError(f"no value is made of {', '.join(plain)}")
     return plain

@@ -27,8 +27,8 @@ from .description import (
 )
 from .storage import replacing
 
-FORMAT = 2
-"""What this version writes; it reads format 1 too, in which the numbers of a table were scaled twice."""
+FORMAT = 3
+"""What this version writes; it reads 1, where a table's numbers were scaled twice, and 2, without folds."""
 DESCRIPTION = "model.json"
 
 

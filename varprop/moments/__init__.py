@@ -9,7 +9,7 @@ from .linear import FactoredWeight, Op, Outer, Weight, affine, average, mask, pe
 from .maxima import largest, maximum, strongest, winner
 from .normalisation import count, normalise, spread
 from .piecewise import RELU, Piecewise, Tail, anchor, anchored, gate, gate_kl, rectify, slope, tail
-from .smooth import expectation, log_expectation_exp, quadrature, smooth_slope
+from .smooth import expectation, hermite, log_expectation_exp, quadrature, smooth_slope
 
 __all__ = [
     "RELU",
@@ -28,6 +28,7 @@ __all__ = [
     "expectation",
     "gate",
     "gate_kl",
+    "hermite",
     "largest",
     "log_expectation_exp",
     "log_softmax",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -11,17 +12,16 @@ from torch import Tensor
 from ..gaussian import Gaussian
 
 NODES = 32
-_HERMITE = [tuple(a.tolist()) for a in np.polynomial.hermite_e.hermegauss(NODES)]
 
 
-def expectation(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
-    """E[g(x)] for an elementwise g by 32-point Gauss-Hermite quadrature (Eq. 16).
+def expectation(g: Callable[[Tensor], Tensor], x: Gaussian, points: int = NODES) -> Tensor:
+    """E[g(x)] for an elementwise g by Gauss-Hermite quadrature (Eq. 16).
 
     >>> expectation(torch.exp, Gaussian(torch.tensor(0.0), torch.tensor(1.0)))       # exp(1/2)
     tensor(1.6487)
     """
-    values, weights = _at_nodes(g, x)
-    return (weights * values).sum(0)
+    nodes, weights = hermite(x, points)
+    return (weights * g(x.mean + x.std * nodes)).sum(0)
 
 
 def log_expectation_exp(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
@@ -43,17 +43,23 @@ def smooth_slope(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
     Standard deviations below 0.01 are raised to 0.01, because rounding errors would dominate the quotient.
     """
     s = x.std.clamp(min=0.01)
-    nodes, weights = _hermite(x)
+    nodes, weights = hermite(x)
     return (weights * nodes * g(x.mean + s * nodes)).sum(0) / s
 
 
 def _at_nodes(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tensor]:
-    nodes, weights = _hermite(x)
+    nodes, weights = hermite(x)
     return g(x.mean + x.std * nodes), weights
 
 
-def _hermite(x: Gaussian) -> tuple[Tensor, Tensor]:
+def hermite(x: Gaussian, points: int = NODES) -> tuple[Tensor, Tensor]:
     """Nodes and weights for a standard normal variable, shaped to stack in front of x."""
     shape, dtype = (-1, *(1,) * x.mean.dim()), torch.promote_types(x.mean.dtype, x.var.dtype)
-    nodes, weights = (torch.tensor(a, dtype=dtype, device=x.mean.device).view(shape) for a in _HERMITE)
+    rule = _rule(points)
+    nodes, weights = (torch.tensor(a, dtype=dtype, device=x.mean.device).view(shape) for a in rule)
     return nodes, weights / weights.sum(0)
+
+
+@cache
+def _rule(points: int) -> list[tuple[float, ...]]:
+    return [tuple(a.tolist()) for a in np.polynomial.hermite_e.hermegauss(points)]

@@ -14,8 +14,13 @@ import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import ScalarFormatter, StrMethodFormatter
+
+from .numerals import plain
 
 BLUE, ORANGE, GREEN, RED, GREY = "#4a86c5", "#d9822b", "#4c9f70", "#cc5a52", "#8a9099"
+LONGEST = 26
+"""Letters of a name beside a bar."""
 COLOURS = [BLUE, ORANGE, GREEN, RED, GREY]
 INK = "#010203"  # replaced by the colour of the page's text, which matplotlib does not know
 STYLE: Any = {
@@ -32,10 +37,16 @@ STYLE: Any = {
     "grid.linewidth": 0.6,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.formatter.limits": (-6, 12),
+    "axes.formatter.useoffset": False,
     "text.parse_math": False,  # names come from the data and may have dollar signs
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
 }
+PARTS = {"data fit": "data_fit", "validation": "validation"}
+"""What is drawn beside the ELBO, and its column in the history."""
 BINS = 10
+LOWEST = -60.0
+"""Signal-to-noise ratios, in dB, are shown from here on; lower ones are counted here."""
 SMALL, MEDIUM, WIDE = (3.5, 3.0), (4.6, 3.3), (9.4, 4.6)
 
 
@@ -59,6 +70,10 @@ def figure(
         draw(axes)
         if size == SMALL:
             axes.locator_params(axis="x", nbins=5)
+        for axis in (axes.xaxis, axes.yaxis):
+            large = max(map(abs, axis.get_view_interval())) >= 1e4
+            if large and isinstance(axis.get_major_formatter(), ScalarFormatter):
+                axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         out = StringIO()
         canvas.savefig(
             out,
@@ -82,18 +97,13 @@ def learning_curves(history: pd.DataFrame) -> list[Figure]:
     epochs = history["epoch"] if "epoch" in history else np.arange(len(history))
 
     def fit(axes: Axes) -> None:
-        series = {
-            "ELBO": -history["loss"],
-            "data fit": history.get("data_fit"),
-            "validation": history.get("validation"),
-        }
+        columns = {"ELBO": -history["loss"]}
+        columns |= {label: history[name] for label, name in PARTS.items() if name in history}
+        series = {label: values for label, values in columns.items() if np.isfinite(values).any()}
         for label, values in series.items():
-            if values is not None:
-                axes.plot(epochs, values, label=label, marker="." if len(history) < 3 else None)
-        worst = min(
-            values.iloc[len(history) // 20 :].min() for values in series.values() if values is not None
-        )
-        best = max(values.max() for values in series.values() if values is not None)
+            axes.plot(epochs, values, label=label, marker="." if len(history) < 3 else None)
+        worst = min(values.iloc[len(history) // 20 :].min() for values in series.values())
+        best = max(values.max() for values in series.values())
         if best > worst:  # without the first steps, which would flatten the rest
             axes.set_ylim(worst - 0.05 * (best - worst), best + 0.05 * (best - worst))
         axes.set(xlabel="epoch", ylabel="nats per data point")
@@ -106,17 +116,17 @@ def learning_curves(history: pd.DataFrame) -> list[Figure]:
     curves = [
         figure(
             "learning",
-            f"Learning curves over {len(history)} epochs; the ELBO ends at {-history['loss'].iloc[-1]:.3g} "
-            "nats per data point.",
+            f"Learning curves over {len(history)} epochs; the ELBO ends at "
+            f"{plain(-history['loss'].iloc[-1])} nats per data point.",
             "The evidence lower bound (ELBO) and its data fit per data point, and the log-likelihood of the "
             "held-out data, if there is any. Higher is better.",
             fit,
         )
     ]
-    if "kl" in history:
+    if "kl" in history and (history["kl"] > 0).any():
         alt = (
             f"Divergence of the weights over {len(history)} epochs; it ends at "
-            f"{history['kl'].iloc[-1]:.4g} nats."
+            f"{plain(history['kl'].iloc[-1])} nats."
         )
         curves.append(
             figure(
@@ -184,36 +194,50 @@ def layers(shares: Mapping[str, float], ratios: Mapping[str, np.ndarray]) -> lis
     decibels = {name: 20 * np.log10(np.maximum(ratio, 1e-6)) for name, ratio in ratios.items()}
     figures = []
     if shares:
-        figures.append(_bars(shares))
+        figures.append(
+            bars(
+                "shares",
+                shares,
+                "% of the output's variance",
+                "Share of the output's variance by layer",
+                "Variance of the output when only this layer's weights are random, over the variance when "
+                "all are. The rest to 100 % comes from the interaction of layers.",
+            )
+        )
     if decibels:
         figures.append(_signal_to_noise(decibels))
     return figures
 
 
-def _bars(shares: Mapping[str, float]) -> Figure:
-    names = list(shares)
+def bars(
+    name: str, shares: Mapping[str, float], label: str, alt: str, caption: str, colour: str = BLUE
+) -> Figure:
+    """Horizontal bars of shares, in per cent."""
+    names = [text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in map(str, shares)]
 
     def draw(axes: Axes) -> None:
-        axes.barh(
-            names, [100 * share for share in shares.values()], color=BLUE, height=min(0.7, 0.25 * len(names))
-        )
-        axes.invert_yaxis()
+        places = np.arange(len(names))
+        drawn = axes.barh(places, [100 * share for share in shares.values()], color=colour, height=0.7)
+        axes.bar_label(drawn, [f"{share:.1%}" for share in shares.values()], padding=3, fontsize=8)
+        axes.set_yticks(places, names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.margins(x=0.16)
         axes.grid(axis="y", visible=False)
-        axes.set(xlabel="% of the output's variance", ylabel="layer")
+        axes.set(xlabel=label)
 
-    said = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    return figure(
-        "shares",
-        f"Share of the output's variance by layer: {said}.",
-        "Variance of the output when only this layer's weights are random, over the variance when all are. "
-        "The rest to 100 % comes from the interaction of layers.",
-        draw,
-    )
+    said = ", ".join(f"{text} {share:.1%}" for text, share in zip(names, shares.values(), strict=True))
+    return figure(name, f"{alt}: {said}.", caption, draw, (4.6, 0.9 + 0.24 * max(len(names), 3)))
+
+
+def histogram(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The share of the values between the edges; all below the first edge count as there."""
+    shares: np.ndarray = np.histogram(np.maximum(values, edges[0]), edges)[0] / values.size
+    return shares
 
 
 def _signal_to_noise(decibels: Mapping[str, np.ndarray]) -> Figure:
     everything = np.concatenate([values.ravel() for values in decibels.values()])
-    edges = np.linspace(max(everything.min(), -60), everything.max() + 1e-9, 26)
+    edges = np.linspace(max(everything.min(), LOWEST), max(everything.max(), LOWEST + 1) + 1e-9, 26)
 
     def draw(axes: Axes) -> None:
         colours = (
@@ -222,18 +246,19 @@ def _signal_to_noise(decibels: Mapping[str, np.ndarray]) -> Figure:
             else mpl.colormaps["viridis"](np.linspace(0.35, 0.9, len(decibels)))
         )
         for (name, values), colour in zip(decibels.items(), colours, strict=False):
-            density, _ = np.histogram(values, edges)
-            axes.stairs(density / values.size, edges, color=colour, lw=1.6, label=name)
+            axes.stairs(histogram(values, edges), edges, color=colour, lw=1.6, label=name)
         axes.axvline(0, color=INK, lw=0.9, ls="--")
         axes.set(xlabel="|mean| / standard deviation, dB", ylabel="share of weights")
         if len(decibels) <= 8:
-            axes.legend(fontsize=8)
+            axes.legend(fontsize=8, loc="upper left")
 
+    low = (everything < LOWEST).mean()
     return figure(
         "snr",
         f"Signal-to-noise of the weights; the median is {np.median(everything):.1f} dB, "
         f"{(everything < 0).mean():.0%} are below 0 dB.",
         "Signal-to-noise ratio of the weights, by tensor. Left of 0 dB not even the sign of a weight is "
-        "certain, and the weight can be pruned.",
+        "certain, and the weight can be pruned."
+        + (f" The first bar has the {low:.1%} below {LOWEST:.0f} dB, too." if low else ""),
         draw,
     )

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 
 from .figures import BINS, BLUE, GREY, INK, ORANGE, RED, SMALL, Figure, diagonal, figure, pit_histogram
+from .numerals import plain
 
 READABLE = 12
 """Up to this many classes have room for names and counts."""
@@ -70,10 +71,13 @@ def classification(c: Classes) -> dict[str, list[Figure]]:
         ],
         "uncertainty": [
             _rejection(c),
-            _parts(c, "epistemic", c.mutual_information),
-            _parts(c, "aleatoric", c.expected_entropy),
+            *(_parts(c, name, part) for name, part in _entropies(c).items() if part.max() > 1e-9),
         ],
     }
+
+
+def _entropies(c: Classes) -> dict[str, np.ndarray]:
+    return {"epistemic": c.mutual_information, "aleatoric": c.expected_entropy}
 
 
 def coverage(c: Classes, levels: np.ndarray) -> np.ndarray:
@@ -217,7 +221,7 @@ def _parts(c: Classes, name: str, entropy: np.ndarray) -> Figure:
         axes.legend(fontsize=8)
 
     means = [
-        f"{entropy[mask].mean():.3g} for {what}"
+        f"{plain(entropy[mask].mean(), 3)} for {what}"
         for mask, what in ((c.right, "right"), (~c.right, "wrong"))
         if mask.any()
     ]

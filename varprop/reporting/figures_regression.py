@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from .figures import BINS, BLUE, GREY, INK, ORANGE, RED, WIDE, Figure, diagonal, figure, pit_histogram
+from .numerals import plain
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _error_against_std(n: Numbers) -> Figure:
     return figure(
         "error",
         "Error against predicted standard deviation; from the most to the least certain tenth the error "
-        f"goes from {errors[0]:.3g} to {errors[-1]:.3g}.",
+        f"goes from {plain(errors[0], 3)} to {plain(errors[-1], 3)}.",
         "Where the uncertainty is larger, so should the errors be: in groups of similar uncertainty the root "
         "mean squared error should equal the predicted standard deviation.",
         draw,
@@ -148,9 +149,9 @@ def _variance_parts(n: Numbers) -> Figure:
 
     return figure(
         "parts",
-        f"Aleatoric and epistemic variance of each target, sorted; {100 * share:.2g} % of the variance is "
-        "epistemic.",
+        "Aleatoric and epistemic variance of each target, sorted; "
+        f"{plain(100 * share, 2)} % of the variance is epistemic.",
         "Epistemic variance comes from not knowing the weights and shrinks with more data; aleatoric "
-        f"variance is noise and does not. Here {100 * share:.2g} % is epistemic.",
+        f"variance is noise and does not. Here {plain(100 * share, 2)} % is epistemic.",
         draw,
     )

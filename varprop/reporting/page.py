@@ -1,4 +1,4 @@
-"""The page of a report: how a model learned, how well it predicts, and how well it is calibrated."""
+"""The page of a report: how well a model predicts, how well it is calibrated, and what drives it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..inspect import attribution, metrics
 from ..inspect.consistency import audit
+from ..inspect.explanation import Explanation
+from ..inspect.novelty import Rows, unlike_training
 from ..io.storage import replacing
 from ..model import Fitted, Model, as_model
 from ..objectives import ELBO
 from ..posterior import posteriors
-from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, two_classes
-from .cases import extremes
+from ..predictive import ClassPredictive, Discrete, LabelPredictive, Predictive, Regression, two_classes
+from .cases import Group, extremes
+from .numerals import layer_in_words, plain, tensor_in_words
 
 if TYPE_CHECKING:
     from .figures import Figure
@@ -48,7 +52,7 @@ def report(
     try:
         import jinja2
 
-        from . import figures
+        from . import drivers, figures
     except ImportError as error:
         raise ImportError(
             f"report: needs {error.name}; install it with `pip install 'varprop[plots]'`."
@@ -56,12 +60,15 @@ def report(
     from .. import __version__
 
     t = Trial.of(as_model(model, "report"), x, y)
+    shown = _shown(x, names)
+    e = _explained(model, t, shown)
+    unlike = None if e is None else unlike_training(Rows.of(t.model, shown))
     history = t.model.history if history is None else history
-    ratios = {name: r.numpy(force=True) for name, r in attribution.signal_to_noise(t.elbo.net).items()}
-    drawn = {
+    drawn, tables = _of_predictions(t)
+    drawn |= {
+        "drivers": [] if e is None else drivers.drivers(e),
         "learning": figures.learning_curves(history) if history is not None and len(history) else [],
-        **_of_predictions(t),
-        "layers": figures.layers(attribution.variance_shares(t.elbo, t.inputs[:ROWS]), ratios),
+        "layers": figures.layers(*_of_weights(t)),
     }
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("varprop.reporting"), autoescape=True, undefined=jinja2.StrictUndefined
@@ -71,11 +78,16 @@ def report(
         title=f"Report on {target}" if target else "Report on a model",
         subtitle=f"{t.elbo.method.name}, judged on {len(t.y):,} cases.",
         metrics={
-            name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+            name: f"{value:,}" if isinstance(value, int) else plain(value)
             for name, value in metrics.summary(t.p, t.y).items()
         },
-        sections=[Section(name, *words, drawn.get(name, [])) for name, words in SECTIONS.items()],
-        cases=extremes(t.p, t.y, _shown(x, names), t.classes),
+        baselines=_baselines(t),
+        warning=drivers.warning(unlike),
+        sections=[
+            Section(name, *words, drawn.get(name, []), tables.get(name, []))
+            for name, words in SECTIONS.items()
+        ],
+        cases=extremes(t.p, t.y, shown, t.classes, unlike),
         facts=_facts(t),
         version=__version__,
     )
@@ -86,23 +98,29 @@ def report(
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a sentence, and figures."""
+    """A heading, a sentence, figures and tables."""
 
     name: str
     title: str
     text: str
     figures: Sequence[Figure]
+    tables: Sequence[Group]
 
 
 SECTIONS = {
     "prediction": (
         "Prediction and truth",
-        "How close the predictions are to the truth, and whether the truth lies in the predicted intervals.",
+        "How close the predictions are to the truth.",
     ),
     "calibration": ("Calibration", "Whether events happen as often as the predicted probabilities say."),
     "uncertainty": (
         "Uncertainty",
         "Whether errors are larger where the uncertainty is, and how much of it is epistemic.",
+    ),
+    "drivers": (
+        "What drives it",
+        "How much the predictions and their uncertainty change with each column, while the others stay as "
+        "they are.",
     ),
     "learning": ("Training", "The evidence lower bound and its parts, epoch by epoch."),
     "layers": (
@@ -146,25 +164,63 @@ class Trial:
         return self.model.target.classes or [str(i) for i in range(self.p.probs.shape[1])]
 
 
-def _of_predictions(t: Trial) -> dict[str, list[Figure]]:
-    """The figures that suit a prediction."""
+def _explained(model: ELBO | Fitted, t: Trial, x: Tensor | pd.DataFrame) -> Explanation | None:
+    """What drives the predictions; None for data that is no table of numbers and categories."""
+    from .drivers import explained
+
+    if not isinstance(x, pd.DataFrame) or not x.columns.is_unique or t.inputs.dim() != 2:
+        return None
+    if not t.inputs.is_floating_point() or not isinstance(t.p, Regression | Discrete):
+        return None
+    return explained(model, x)
+
+
+def _of_weights(t: Trial) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Share of the variance of each layer, and signal-to-noise of each tensor, by their names and shapes."""
+    net = t.elbo.net
+    shares = attribution.variance_shares(t.elbo, t.inputs[:ROWS])
+    ratios = attribution.signal_to_noise(net)
+    return (
+        {tensor_in_words(net, name): share for name, share in shares.items()},
+        {tensor_in_words(net, name): ratio.numpy(force=True) for name, ratio in ratios.items()},
+    )
+
+
+def _baselines(t: Trial) -> dict[str, str]:
+    """What a prediction without inputs would score, by the name of the score."""
+    if isinstance(t.p, ClassPredictive) and t.p.probs.dim() == 2:
+        rates = torch.bincount(t.y, minlength=t.p.probs.shape[1]).double() / max(len(t.y), 1)
+        fit = -float(torch.special.entr(rates).sum())
+        return {
+            "accuracy": f"the commonest class: {plain(float(rates.max()))}",
+            "log-likelihood": f"base rates: {plain(fit)}",
+        }
+    if isinstance(t.p, Regression) and t.p.mean.numel() == len(t.y):
+        std = float(t.y.double().std(correction=0))
+        return {"root mean squared error": f"the mean of the targets: {plain(std)}"}
+    return {}
+
+
+def _of_predictions(t: Trial) -> tuple[dict[str, list[Figure]], dict[str, list[Group]]]:
+    """The figures and tables that suit a prediction, by section."""
     from .figures_classes import Classes, classification
     from .figures_regression import Numbers, regression
+    from .tables import by_class, by_size
 
     p, y = t.p, t.y
     if isinstance(p, ClassPredictive) and p.probs.dim() == 2 and t.classes is not None:
         truth, probs, epistemic = (v.numpy(force=True) for v in (y, p.probs, p.mutual_information))
-        return classification(Classes(truth, probs, epistemic, t.classes))
+        c = Classes(truth, probs, epistemic, t.classes)
+        return classification(c), {"prediction": by_class(c)}
     if isinstance(p, Regression):
         several = p.mean.numel() > len(y)
         scale = y.flatten(1).std(0).clamp(min=1e-12) if several else torch.ones(1, dtype=y.dtype)
         parts = [v.flatten(1) / scale for v in (y, p.mean, *p.interval(0.9))]
         parts += [v.flatten(1) / scale**2 for v in (p.epistemic, p.aleatoric)]
         unit = " (standard deviations of each target)" if several else ""
-        return regression(
-            Numbers(unit, *(v.flatten().double().numpy(force=True) for v in (*parts, p.cdf(y))))
-        )
-    return {}
+        n = Numbers(unit, *(v.flatten().double().numpy(force=True) for v in (*parts, p.cdf(y))))
+        return regression(n), {"calibration": by_size(n)}
+    return {}, {}
 
 
 def _shown(x: ArrayLike | Tensor | pd.DataFrame, names: Sequence[str] | None) -> Tensor | pd.DataFrame:
@@ -181,7 +237,10 @@ def _shown(x: ArrayLike | Tensor | pd.DataFrame, names: Sequence[str] | None) ->
 
 
 def _facts(t: Trial) -> dict[str, str]:
-    elbo = t.elbo
+    from .drivers import units_in_words
+
+    elbo, members = t.elbo, t.model.members
+    units = units_in_words([attribution.units_in_use(member.net) for member in members])
     layers = [layer for layer in elbo.net.modules() if not list(layer.children())]
     random = sum(q.random.mean.numel() for _, q in posteriors(elbo.net))
     facts = (
@@ -191,16 +250,9 @@ def _facts(t: Trial) -> dict[str, str]:
         "method": elbo.method.name,
         "likelihood": type(elbo.likelihood).__name__,
         "prior": str(elbo.prior),
-        "network": ", ".join(map(_layer, layers)),
-        "random weights": f"{random:,}",
+        "network": ", ".join(map(layer_in_words, layers))
+        + (f"; {len(members)} of them" if len(members) > 1 else ""),
+        "random weights": f"{random:,}" + (" in each" if len(members) > 1 else ""),
+        **({"hidden units in use": units} if units else {}),
         "training cases": f"{elbo.n_data:,.0f}",
     }
-
-
-def _layer(layer: nn.Module) -> str:
-    weight = getattr(layer, "weight", None)
-    return (
-        f"{type(layer).__name__} {'×'.join(map(str, weight.shape))}"
-        if isinstance(weight, Tensor)
-        else type(layer).__name__
-    )

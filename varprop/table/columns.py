@@ -1,38 +1,57 @@
-"""Single columns: as numbers, as text, and as the target of a model."""
+"""Single columns: as numbers, as text, as dates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from .reading import TableError
+from .messages import TableError
 
 MISSING = ""
 """How a missing category is written: what an empty field of a CSV file holds."""
-FEW = 10
-"""Whole numbers with at most this many different values are taken for classes."""
+ABSENT = frozenset(
+    ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>"]
+) | {"N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
+"""Words for a missing value in any column of features; those that pandas takes for one."""
+PLACEHOLDERS = frozenset(
+    ["?", "-", "--", ".", "n.a.", "na", "none", "missing", "unknown", "#VALUE!", "#DIV/0!"]
+)
+"""Words for a missing number, in a column of numbers."""
+FORMATTED = r"[+-]?[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?\s?[%$€£]?"
+"""Numbers with thousands separators, percent signs or currencies: 36,953 and 49.8%."""
+DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"
 
 Text: TypeAlias = "pd.Series[str]"
 """A column as it was read; most are text, until something is known about them."""
 
 
-class Task(str, Enum):
-    """What is predicted: classes or numbers."""
+def parsed(column: Text) -> np.ndarray:
+    """A column as float64, NaN for everything that is not a number.
 
-    auto = "auto"
-    regression = "regression"
-    classification = "classification"
+    >>> parsed(pd.Series(["1", "36,953", "49.8%", "$5", "many", None])).tolist()
+    [1.0, 36953.0, 49.8, 5.0, nan, nan]
+    """
+    values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan, copy=True)
+    others = np.isnan(values) & column.notna().to_numpy()
+    if others.any():
+        text = column[others].astype(str).str.strip()
+        plain = text.where(text.str.fullmatch(FORMATTED)).str.replace(r"[,%$€£\s]", "", regex=True)
+        values[others] = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    return values
 
 
-def numbers(column: Text) -> np.ndarray:
-    """A column as float64, NaN where missing; the error for any other non-number names its row."""
-    values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    wrong = (np.isnan(values) & column.notna().to_numpy()) | np.isinf(values)
+def numbers(column: Text, words: frozenset[str] = PLACEHOLDERS) -> np.ndarray:
+    """A column as float64, NaN where missing; the error for any other non-number names its row.
+
+    :param words: what stands for a missing number, besides the words that do so in any column.
+    """
+    values = parsed(column)
+    wrong = np.isnan(values) & column.notna().to_numpy()
+    if wrong.any():
+        wrong[wrong] = ~column[wrong].astype(str).str.strip().isin(ABSENT | words).to_numpy()
+    wrong |= np.isinf(values)
     if wrong.any():
         i = int(wrong.argmax())
         raise TableError(
@@ -47,86 +66,74 @@ def labels(column: Text) -> Text:
     return column.astype(object).where(column.notna(), MISSING).astype(str).astype(object)
 
 
+def absent(column: Text) -> np.ndarray:
+    """Where a column of features has no value, or a word for none."""
+    missing = column.isna().to_numpy()
+    if column.dtype.kind in "biufcmM":
+        return missing
+    return missing | column.astype(str).str.strip().isin(ABSENT).to_numpy()
+
+
+def number_share(column: Text) -> float:
+    """The share of a column's values that are numbers, beside words for a missing one.
+
+    Truth values, dates and the categories of pandas are not numbers; a column without values has none.
+    """
+    if column.dtype.kind in "iuf":
+        return float(column.notna().any())
+    if isinstance(column.dtype, pd.CategoricalDtype) or is_truth(column):
+        return 0.0
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return 0.0
+    values = column[~absent(column)]
+    is_number = ~np.isnan(parsed(values))
+    if not is_number.any():
+        return 0.0
+    others = values[~is_number].astype(str).str.strip()
+    return float(is_number.sum() / (is_number.sum() + (~others.isin(PLACEHOLDERS)).sum()))
+
+
 def is_numeric(column: Text) -> bool:
     """Whether every value is a number, as text or not, or missing; truth values and dates are not numbers."""
-    truth_values = pd.api.types.infer_dtype(column, skipna=True) == "boolean"
-    if truth_values or pd.api.types.is_datetime64_any_dtype(column):
+    return number_share(column) == 1.0
+
+
+def is_truth(column: Text) -> bool:
+    return pd.api.types.infer_dtype(column, skipna=True) == "boolean"
+
+
+def is_date(column: Text) -> bool:
+    """Whether every value is a date, by its type or as ISO text such as 2024-02-29 or 2024-02-29T12:30."""
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return True
+    if column.dtype.kind in "biufc" or isinstance(column.dtype, pd.CategoricalDtype):
         return False
-    return bool((pd.to_numeric(column, errors="coerce").notna() | column.isna()).all())
+    values = column[~absent(column)]
+    if not len(values):
+        return False
+    unique = pd.Series(values.astype(str).str.strip().unique())
+    return bool(unique.str.fullmatch(DATE).all() and _as_dates(unique).notna().all())
 
 
-@dataclass(frozen=True)
-class TargetColumn:
-    """The column to predict: its name, and its classes if it has any."""
+def days(column: Text) -> np.ndarray:
+    """Dates as days since 1970-01-01, NaN where missing; the error for any other value names its row.
 
-    name: str
-    classes: Sequence[str] | None = None
-
-    @classmethod
-    def fit(cls, column: Text, task: Task = Task.auto) -> TargetColumn:
-        _check_complete(column)
-        if task is Task.auto:
-            task = guess_task(column)
-        if task is Task.regression:
-            numbers(column)
-            return cls(str(column.name))
-        classes = sorted(labels(column).unique(), key=_numerically)
-        if not 2 <= len(classes) <= 1000:
-            raise TableError(
-                f"column {column.name!r} has {len(classes)} different values; classification needs 2 to "
-                "1,000."
-            )
-        return cls(str(column.name), classes)
-
-    def values(self, column: Text) -> np.ndarray:
-        """The column as numbers or class names; the error for any other value names its row."""
-        _check_complete(column)
-        if self.classes is None:
-            return numbers(column)
-        names = labels(column)
-        unknown = ~names.isin(self.classes).to_numpy()
-        if unknown.any():
-            i = int(unknown.argmax())
-            raise TableError(
-                f"column {self.name!r} has {str(column.iloc[i])!r} in row {column.index[i]}, "
-                f"a class that the model was not trained with."
-            )
-        return names.to_numpy()
-
-
-def guess_task(column: Text) -> Task:
-    """Text, and whole numbers with few different values, are classes."""
-    if not is_numeric(column):
-        _check_no_numbers_with_text(column)
-        return Task.classification
-    values = np.unique(numbers(column))
-    few = len(values) <= FEW and bool((values == np.floor(values)).all())
-    return Task.classification if few else Task.regression
-
-
-def _check_no_numbers_with_text(column: Text) -> None:
-    """Refuse to guess where a few words stand in a column of numbers, each of which would become a class."""
-    truth_values = pd.api.types.infer_dtype(column, skipna=True) == "boolean"
-    if truth_values or pd.api.types.is_datetime64_any_dtype(column):
-        return
-    is_number = pd.to_numeric(column, errors="coerce").notna()
-    if is_number.any() and guess_task(column[is_number]) is Task.regression:
-        text = column[~is_number]
+    >>> days(pd.Series(["1970-01-02", "1970-01-03 12:00", None])).tolist()
+    [1.0, 2.5, nan]
+    """
+    dates = column if pd.api.types.is_datetime64_any_dtype(column) else _as_dates(labels(column).str.strip())
+    stamps = pd.to_datetime(dates, utc=True)
+    wrong = (stamps.isna() & column.notna()).to_numpy()
+    wrong = wrong & ~absent(column)
+    if wrong.any():
+        i = int(wrong.argmax())
         raise TableError(
-            f"column {column.name!r}, the target, has numbers, but {str(text.iloc[0])!r} in row "
-            f"{text.index[0]}; correct it, or choose --task classification."
+            f"column {column.name!r} has {str(column.iloc[i])!r} in row {column.index[i]}, "
+            f"where a date such as 2024-02-29 is needed."
         )
+    epoch = pd.Timestamp(0, tz="UTC")
+    return ((stamps - epoch) / pd.Timedelta(days=1)).to_numpy(np.float64, na_value=np.nan)
 
 
-def _check_complete(column: Text) -> None:
-    missing = column.isna().to_numpy()
-    if missing.any():
-        row = column.index[int(missing.argmax())]
-        raise TableError(
-            f"column {column.name!r}, the target, has no value in row {row}; remove the row, or fill it in."
-        )
-
-
-def _numerically(label: str) -> tuple[float, str]:
-    number = pd.to_numeric(label, errors="coerce")
-    return (float("inf") if pd.isna(number) else float(number), label)
+def _as_dates(text: Text) -> pd.Series[pd.Timestamp]:
+    return pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)

@@ -1,175 +1,176 @@
-"""Columns to numbers: scikit-learn's transformers, whose learned state is plain JSON."""
+"""Tables to numbers; all that is learned is plain JSON."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.compose import ColumnTransformer
-from sklearn.impute import SimpleImputer
-from sklearn.preprocessing import OneHotEncoder
-from torch import Tensor, nn
+from torch import nn
 
-from .columns import MISSING, Text, is_numeric, labels, numbers
-from .reading import TableError
-
-MOST_CATEGORIES = 100
+from .choice import choose
+from .columns import parsed
+from .graph import Columns
+from .kinds import Category, Date, Number, to_json
+from .messages import TableError, listed
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How the rows of a table become numbers: missing numbers by the median, categories as indicators.
+    """How the rows of a table become numbers, learned from the rows of training.
 
-    A missing category is a category too, whether or not training had one. The transformers of scikit-learn
-    do the work; `medians` and `categories` are all that they learn.
+    Numbers come first, then the parts of dates, indicators of missing numbers, and those of categories, each
+    column's last for all other categories (`varprop.table.kinds`).
 
     >>> import pandas as pd
     >>> table = pd.DataFrame({"area": [1.0, 3.0, None], "town": ["Ulm", None, "Bonn"]})
     >>> Encoder.fit(table).transform(table)
-    array([[1., 0., 0., 1.],
-           [3., 1., 0., 0.],
-           [2., 0., 1., 0.]])
+    array([[1., 0., 0., 0., 1., 0.],
+           [3., 0., 1., 0., 0., 0.],
+           [2., 1., 0., 1., 0., 0.]])
     """
 
-    medians: Mapping[str, float]
-    """Of each numeric column."""
-    categories: Mapping[str, Sequence[str]]
-    """Of each other column, sorted."""
+    numbers: Sequence[Number]
+    """Dates are among them."""
+    categories: Sequence[Category]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Columns that nothing is learned from, and why."""
+    notes: Sequence[str] = field(default=(), compare=False)
+    """What was recognised in the rows of training."""
 
     @classmethod
-    def fit(cls, table: pd.DataFrame) -> Encoder:
+    def fit(cls, table: pd.DataFrame, keep: Collection[str] = ()) -> Encoder:
+        """Learn from a table without the target.
+
+        :param keep: columns to use even if they seem to number the rows, or to be free text.
+        """
         if not len(table.columns):
             raise TableError("the table has no column besides the target; nothing can predict it.")
-        numeric = {str(name): math.nan for name in table.columns if _checked(table[name])}
-        others = [str(name) for name in table.columns if name not in numeric]
-        encoder = cls(numeric, {name: sorted({MISSING, *labels(table[name])}) for name in others})
-        if not numeric:
-            return encoder
-        imputer = encoder._unfitted().fit(encoder.coded(table)).named_transformers_["numeric"]
-        return cls(dict(zip(numeric, imputer.statistics_.tolist(), strict=True)), encoder.categories)
+        table = _plain(_named_columns(table))
+        kinds = {name: choose(table[name], name in keep) for name in table.columns}
+        if all(isinstance(kind, str) for kind in kinds.values()):
+            # A row number is better than nothing: it may be the time.
+            kinds = {name: choose(table[name], kinds[name] == "numbers the rows") for name in table.columns}
+        numbers = [kind for kind in kinds.values() if isinstance(kind, Number)]
+        numbers.sort(key=lambda number: isinstance(number, Date))
+        categories = [kind for kind in kinds.values() if isinstance(kind, Category)]
+        left_out = {name: kind for name, kind in kinds.items() if isinstance(kind, str)}
+        if len(left_out) == len(kinds):
+            reasons = ", ".join(f"{name!r} {reason}" for name, reason in list(left_out.items())[:8])
+            raise TableError(f"no column can be learned from: {reasons}.")
+        return cls(numbers, categories, left_out, [*_recognised(table, numbers), *_reasons(left_out)])
 
     def transform(self, table: pd.DataFrame) -> np.ndarray:
-        """Numbers in double precision, numeric columns first."""
-        return np.asarray(self._transformer.transform(self.coded(table)), dtype=np.float64)
+        """Numbers in double precision; values that training never had are told by a `TableWarning`."""
+        return self._module(torch.from_numpy(self.coded(table))).numpy()
 
     def coded(self, table: pd.DataFrame) -> np.ndarray:
-        """Numbers, NaN where missing, and places of categories; the error for another value names its row."""
-        values = [numbers(table[name]) for name in self.medians]
-        places = [_places(table[name], known) for name, known in self.categories.items()]
-        return np.column_stack(values + places)
-
-    def _unfitted(self) -> ColumnTransformer:
-        n, count = len(self.medians), len(self.medians) + len(self.categories)
-        indicators = OneHotEncoder(
-            categories=[np.arange(float(len(known))) for known in self.categories.values()],
-            sparse_output=False,
-        )
-        imputer = SimpleImputer(strategy="median")
-        steps = [("numeric", imputer, list(range(n))), ("categorical", indicators, list(range(n, count)))]
-        return ColumnTransformer([step for step in steps if step[2]])
-
-    @cached_property
-    def _transformer(self) -> ColumnTransformer:
-        # One row with the medians, and any category, teaches the transformers the same again.
-        return self._unfitted().fit(np.array([[*self.medians.values(), *(0.0 for _ in self.categories)]]))
+        """The columns as `module` takes them; the error for a wrong value names its row."""
+        table = _named_columns(table)
+        kinds = self.kinds
+        if missing := [kind.name for kind in kinds if kind.name not in table.columns]:
+            raise TableError(f"the table has no column {missing[0]!r}; it has {listed(list(table.columns))}.")
+        return np.column_stack([kind.values(table[kind.name]) for kind in kinds])
 
     def module(self) -> nn.Module:
-        """The same for a graph: its input has the table's columns, with categories as places."""
-        return Columns(list(self.medians.values()), list(self.categories.values()))
+        """From coded columns to the same numbers, as a few tensor operations."""
+        return Columns(self.numbers, self.categories)
+
+    @property
+    def kinds(self) -> list[Number | Category]:
+        """Of the columns that are used, in the order of `coded`."""
+        return [*self.numbers, *self.categories]
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        return self.module()
 
     @property
     def types(self) -> dict[str, str]:
         """The columns of a table that are used, and how to read them."""
-        return dict.fromkeys(self.medians, "float64") | dict.fromkeys(self.categories, "str")
+        numbers = {n.name: "str" if isinstance(n, Date) else "float64" for n in self.numbers}
+        return numbers | dict.fromkeys((c.name for c in self.categories), "str")
 
     @property
     def columns(self) -> list[dict[str, object]]:
         """What a graph's reader has to know about each column."""
-        columns: list[dict[str, object]] = [{"name": name} for name in self.medians]
-        columns += [{"name": name, "categories": list(known)} for name, known in self.categories.items()]
-        return columns
+        return [kind.about() for kind in self.kinds]
 
     def to_json(self) -> dict[str, object]:
-        return {"medians": dict(self.medians), "categories": {n: list(c) for n, c in self.categories.items()}}
-
-
-def _places(column: Text, known: Sequence[str]) -> np.ndarray:
-    """The place of each value in a list of categories."""
-    values = column.astype("category")
-    places = pd.Index(known).get_indexer(pd.Index([str(value) for value in values.cat.categories]))
-    # The last entry is for missing values, whose code is -1.
-    found = np.append(places, list(known).index(MISSING))[values.cat.codes]
-    if (found < 0).any():
-        i = int((found < 0).argmax())
-        listed = ", ".join(repr(c) for c in known[:8] if c) + ", …" * (len(known) > 9)
-        raise TableError(
-            f"column {column.name!r} has {str(column.iloc[i])!r} in row {column.index[i]}, a category "
-            f"that the model was not trained with; it knows {listed}."
-        )
-    return found.astype(np.float64)
-
-
-def _checked(column: Text) -> bool:
-    """Whether a column is numeric; one that cannot be learned from is refused."""
-    if column.isna().all():
-        raise TableError(f"column {column.name!r} has no values; leave it out with --ignore.")
-    if pd.api.types.is_datetime64_any_dtype(column):
-        raise TableError(
-            f"column {column.name!r} holds dates; turn them into numbers, or leave it out with --ignore."
-        )
-    numeric = is_numeric(column)
-    if not numeric and (count := column.nunique()) > MOST_CATEGORIES:
-        text = column[pd.to_numeric(column, errors="coerce").isna() & column.notna()]
-        raise TableError(
-            f"column {column.name!r} is text ({str(text.iloc[0])!r} in row {text.index[0]}) with {count} "
-            "different "
-            f"values, more than {MOST_CATEGORIES}; correct it, or leave it out with --ignore."
-        )
-    return numeric
-
-
-class Columns(nn.Module):
-    """`Encoder.transform` as a few tensor operations, whatever the number of columns.
-
-    A missing number is NaN; a category is its place in the column's list, NaN where missing. Any other value
-    makes the column's indicators NaN.
-    """
-
-    medians: Tensor
-    counts: Tensor
-    missing: Tensor
-    column: Tensor
-    places: Tensor
-
-    def __init__(self, medians: Sequence[float], categories: Sequence[Sequence[str]]) -> None:
-        super().__init__()
-        counts = [len(known) for known in categories]
-        buffers = {
-            "medians": torch.tensor(medians, dtype=torch.float64),
-            "counts": torch.tensor(counts, dtype=torch.float64),
-            "missing": torch.tensor([list(c).index(MISSING) for c in categories], dtype=torch.float64),
-            # For each indicator, the column that it belongs to and its place in it.
-            "column": torch.tensor([i for i, n in enumerate(counts) for _ in range(n)], dtype=torch.long),
-            "places": torch.tensor([p for n in counts for p in range(n)], dtype=torch.float64),
+        return {
+            "numbers": [to_json(n) for n in self.numbers if not isinstance(n, Date)],
+            "dates": [to_json(n) for n in self.numbers if isinstance(n, Date)],
+            "categories": [to_json(category) for category in self.categories],
+            "left_out": dict(self.left_out),
         }
-        for name, value in buffers.items():
-            self.register_buffer(name, value)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.double()
-        parts = []
-        if len(self.medians):
-            values = x[:, : len(self.medians)]
-            parts.append(torch.where(values.isnan(), self.medians, values))
-        if len(self.counts):
-            codes = x[:, len(self.medians) :]
-            codes = torch.where(codes.isnan(), self.missing, codes)
-            known = (codes == codes.floor()) & (codes >= 0) & (codes < self.counts)
-            codes = torch.where(known, codes, math.nan)[:, self.column]
-            parts.append(torch.where(codes.isnan(), math.nan, (codes == self.places).double()))
-        return torch.cat(parts, 1)
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Encoder:
+        """What `to_json` gave, of this version or of one that knew medians and categories only."""
+        if "medians" in kept:
+            numbers = [Number(name, median) for name, median in kept["medians"].items()]
+            known = kept["categories"].items()
+            return cls(numbers, [Category(name, categories, other=False) for name, categories in known])
+        numbers = [Number(**number) for number in kept["numbers"]] + [Date(**date) for date in kept["dates"]]
+        return cls(numbers, [Category(**category) for category in kept["categories"]], kept["left_out"])
+
+
+def is_mixed(X: object) -> bool:
+    """Whether rows are a table that is not all numbers."""
+    return isinstance(X, pd.DataFrame) and not all(
+        isinstance(dtype, np.dtype) and dtype.kind in "iuf" for dtype in X.dtypes
+    )
+
+
+def _named_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with text for the names of its columns, all different."""
+    names = [str(name) for name in table.columns]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TableError(f"the table has more than one column {twice!r}; give each its own name.")
+    return table.set_axis(names, axis=1)
+
+
+def _plain(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with text that needs no care, plain numbers, as numbers: much faster to look at."""
+    columns = {}
+    for name, column in table.items():
+        text = column.dtype.kind == "O" and not isinstance(column.dtype, pd.CategoricalDtype)
+        values = pd.to_numeric(column, errors="coerce") if text else column
+        plain = values.dtype.kind in "iuf" and values.isna().sum() == column.isna().sum()
+        columns[name] = values if plain else column
+    return pd.DataFrame(columns)
+
+
+def _recognised(table: pd.DataFrame, numbers: Sequence[Number]) -> list[str]:
+    """What text was taken for numbers or dates."""
+    notes = []
+    if dates := [n.name for n in numbers if isinstance(n, Date)]:
+        notes.append(f"dates become parts: {listed(dates)}")
+    if worded := {n.name: n.words for n in numbers if n.words}:
+        shown = ", ".join(f"{name!r} ({listed(words, 3)})" for name, words in list(worded.items())[:8])
+        notes.append(f"columns of numbers in which words count as missing: {shown}")
+    formatted = {}
+    for number in numbers:
+        if not isinstance(number, Date) and table[number.name].dtype.kind not in "biuf":
+            column = table[number.name]
+            unusual = column[
+                pd.to_numeric(column, errors="coerce").isna().to_numpy() & ~np.isnan(parsed(column))
+            ]
+            if len(unusual):
+                formatted[number.name] = str(unusual.iloc[0])
+    if formatted:
+        shown = ", ".join(f"{name!r} ({text!r})" for name, text in list(formatted.items())[:8])
+        notes.append(f"read as plain numbers: {shown}")
+    return notes
+
+
+def _reasons(left_out: Mapping[str, str]) -> list[str]:
+    if not left_out:
+        return []
+    shown = ", ".join(f"{name!r} {reason}" for name, reason in list(left_out.items())[:12])
+    return [f"left out: {shown}" + f", and {len(left_out) - 12} more" * (len(left_out) > 12)]

@@ -1,8 +1,8 @@
-"""The model of a table: predicts one column from the others."""
+"""The model of a table: predicts one column, or several, from the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,42 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor
 
 from ..inspect.consistency import Audit
 from ..io import files
 from ..io.description import Description
 from ..model import Classes, Fitted, Model, Numbers, Standardise
-from ..predictive import ClassPredictive, Predictive, Regression
+from ..objectives import ELBO
+from ..perceptron import BayesianMLP
+from ..predictive import Predictive, concatenate
 from ..sklearn import BayesianMLPClassifier, BayesianMLPRegressor
-from .columns import TargetColumn
 from .encoding import Encoder
-from .reading import TableError, chunks
+from .messages import TableError
+from .predictions import as_columns
+from .reading import chunks
+from .scores import Baseline, Scores, scores
+from .target import TargetColumn, with_target
+from .task import Task
+
+FEWEST = 5
+"""Rows that a model is trained on at least."""
+FARTHEST = 1e9
+"""A target may lie this many times farther from the median than the typical one."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableModel(Fitted):
-    """Predicts one column of a table from the others, in the column's own unit."""
+    """Predicts one column of a table, or several, from the others, in the column's own unit."""
 
     encoder: Encoder
     target: TargetColumn
     model: Model
+    baseline: Baseline | None = None
+    """What predicts every row alike, to compare with; None in files of varprop 0.1."""
+    estimator: BayesianMLP | None = None
+    """Fitted to the encoded columns; None in files of varprop 0.1."""
 
     @property
     def model_(self) -> Model:
@@ -42,7 +58,7 @@ class TableModel(Fitted):
 
     @property
     def types_with_target(self) -> dict[str, str]:
-        return {**self.types, self.target.name: "str"}
+        return {**self.types, **dict.fromkeys(self.target.names, "str")}
 
     def predict(self, table: pd.DataFrame) -> Predictive:
         """The predictive distribution of each row."""
@@ -50,11 +66,31 @@ class TableModel(Fitted):
 
     def truth(self, table: pd.DataFrame) -> np.ndarray:
         """The target column, as numbers or names of classes."""
-        return self.target.values(table[self.target.name])
+        return self.target.values(table)
 
     def values(self, table: pd.DataFrame) -> Tensor:
         """The target column as a prediction takes it, to measure one."""
         return self.model.target.values(self.truth(table))
+
+    def scores(self, parts: Iterable[pd.DataFrame]) -> Scores:
+        """All measures of the predictions for the parts of a table with the target."""
+        judged = [(self.predict(part), self.values(part)) for part in parts if len(part)]
+        p, y = concatenate([p for p, _ in judged]), torch.cat([y for _, y in judged])
+        return scores(p, y, self.target, self.baseline)
+
+    def out_of_fold(self, table: pd.DataFrame) -> Scores | None:
+        """All measures of the rows of training by networks that have not seen them; None without folds."""
+        p = getattr(self.estimator, "oof_", None)
+        return None if p is None else scores(p, self.values(table), self.target, self.baseline)
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """What was chosen by rows outside training, in words."""
+        chosen = {} if self.estimator is None else self.estimator.choices_
+        words = {"noise": str(chosen.get("noise", ""))}
+        if chosen.get("log_target"):
+            words["scale"] = "logarithms of the target"
+        return {name: word for name, word in words.items() if word}
 
     @property
     def history(self) -> pd.DataFrame:
@@ -66,10 +102,21 @@ class TableModel(Fitted):
         """`vp.audit` on rows with the target; its log-likelihoods are those of the standardised target."""
         return self.model.audit(table, self.truth(table))
 
-    def stream(self, path: str | Path) -> Iterator[pd.DataFrame]:
-        """The predictions for a file of any length, chunk by chunk, as columns."""
-        for table in chunks(path, self.types):
-            yield as_columns(self.predict(table), self.target)
+    def with_target(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a table, or of a part of one, that have the target."""
+        task = Task.regression if self.target.classes is None else Task.classification
+        return with_target(table, self.target.names, task)
+
+    def stream(self, path: str | Path, ids: Sequence[str] = (), level: float = 0.9) -> Iterator[pd.DataFrame]:
+        """The predictions for a file of any length, chunk by chunk, as columns.
+
+        :param ids: columns of the file that stand before the predictions.
+        :param level: share of the targets that the intervals of numbers should contain.
+        """
+        for table in chunks(path, dict.fromkeys(ids, "str") | self.types):
+            columns = as_columns(self.predict(table), self.target, level)
+            kept = {name: table[name].to_numpy() for name in ids}
+            yield pd.concat([pd.DataFrame(kept), columns], axis=1)
 
     # -------------------------------------------------------------------------------------------------- files
 
@@ -78,38 +125,49 @@ class TableModel(Fitted):
         files.save(self, folder)
 
     def description(self) -> dict[str, object]:
-        standardise, target = self.model.standardise, self.model.target
-        assert standardise is not None
-        kept: dict[str, object] = {
-            **self.encoder.to_json(),
-            "scales": {"mean": standardise.mean.tolist(), "scale": standardise.scale.tolist()},
-            "target": {"name": self.target.name, "classes": self.target.classes},
-            "history": self.history.to_dict("list"),
+        if self.estimator is None:
+            raise TableError("a model of varprop 0.1 cannot be saved again; fit it anew.")
+        kept = {
+            "encoder": self.encoder.to_json(),
+            "target": self.target.to_json(),
+            "baseline": None if self.baseline is None else self.baseline.to_json(),
         }
-        if isinstance(target, Numbers):
-            kept["target_scales"] = {"mean": target.mean.tolist(), "scale": target.scale.tolist()}
-        return {"preprocessing": kept}
+        return {**self.estimator.description(), "preprocessing": kept}
 
     @classmethod
     def load(cls, folder: str | Path) -> TableModel:
-        elbo, kept = files.load(folder), files.preprocessing(folder)
+        loaded, kept = files.load(folder), files.preprocessing(folder)
         try:
-            kept = _from_format_1(kept) if "columns" in kept else kept
-            encoder = Encoder(kept["medians"], kept["categories"])
-            column = TargetColumn(**kept["target"])
-            target = _numbers(column, **kept["target_scales"]) if column.classes is None else _classes(column)
-            model = Model(
-                [elbo], target, Standardise(**kept["scales"]), history=pd.DataFrame(kept["history"])
-            )
+            if not isinstance(loaded, BayesianMLP):
+                return cls._from_objective(loaded, kept)
+            encoder, column = Encoder.from_json(kept["encoder"]), TargetColumn.from_json(kept["target"])
+            return cls._of(loaded, encoder, column, Baseline(**kept["baseline"]))
         except (KeyError, TypeError) as error:
             raise TableError(
                 f"{folder} is a model, but not of a table; make one with `varprop fit`."
             ) from error
+
+    @classmethod
+    def _of(
+        cls, estimator: BayesianMLP, encoder: Encoder, column: TargetColumn, baseline: Baseline
+    ) -> TableModel:
+        model = estimator.model_
+        model = replace(model, target=replace(model.target, name=column.name))
+        return cls(encoder, column, _with_encoder(model, encoder), baseline, estimator)
+
+    @classmethod
+    def _from_objective(cls, elbo: ELBO, kept: Description) -> TableModel:
+        """What varprop 0.1 wrote: an objective, with everything else beside it."""
+        kept = _from_format_1(kept) if "columns" in kept else kept
+        encoder, column = Encoder.from_json(kept), TargetColumn.from_json(kept["target"])
+        target = _numbers(column, **kept["target_scales"]) if column.classes is None else _classes(column)
+        history = pd.DataFrame(kept["history"])
+        model = Model([elbo], target, Standardise(**kept["scales"]), history=history)
         return cls(encoder, column, _with_encoder(model, encoder))
 
 
 def _from_format_1(kept: Description) -> Description:
-    """What varprop 0.1 wrote: numbers were standardised by their column, and then again by the estimator."""
+    """The first format of varprop 0.1, in which numbers were standardised twice."""
     numeric = [c for c in kept["columns"] if "categories" not in c]
     others = [c for c in kept["columns"] if "categories" in c]
     mean, scale = np.array(kept["mean"]), np.array(kept["scale"])
@@ -129,7 +187,7 @@ def _from_format_1(kept: Description) -> Description:
 
 
 def _numbers(column: TargetColumn, mean: list[float], scale: list[float]) -> Numbers:
-    return Numbers(*(torch.tensor(v, dtype=torch.float64) for v in (mean, scale)), name=column.name)
+    return Numbers(torch.tensor(mean).double(), torch.tensor(scale).double(), name=column.name)
 
 
 def _classes(column: TargetColumn) -> Classes:
@@ -143,16 +201,50 @@ def _with_encoder(model: Model, encoder: Encoder) -> Model:
 # --------------------------------------------------------------------------------------------------- training
 
 
-def train(table: pd.DataFrame, column: TargetColumn, encoder: Encoder, **options: Any) -> TableModel:
-    """Fit an estimator, made with `options`, to a table."""
+def train(
+    table: pd.DataFrame,
+    column: TargetColumn,
+    *,
+    keep: Sequence[str] = (),
+    balanced: bool = False,
+    say: Callable[[str], None] = lambda note: None,
+    **options: Any,
+) -> TableModel:
+    """Fit an encoder and an estimator, made with `options`, to a table.
+
+    :param keep: columns to use even if they seem to be identifiers or free text.
+    :param balanced: let every class count the same.
+    :param say: told what was recognised and left out, before training begins.
+    """
+    if len(table) < FEWEST:
+        raise TableError(f"{len(table)} rows with a target are too few to learn from; give {FEWEST} or more.")
+    y = column.values(table)
+    _check_sizes(table, column, y)
+    encoder = Encoder.fit(table.drop(columns=list(column.names)), keep)
+    for note in encoder.notes:
+        say(f"{note}.")
     estimator = (BayesianMLPRegressor if column.classes is None else BayesianMLPClassifier)(**options)
     if isinstance(estimator, BayesianMLPClassifier):
         estimator.classes_ = np.array(column.classes, dtype=object)
-    X, y = encoder.transform(table), column.values(table[column.name])
-    # The features are scaled in double precision, but the network needs only single precision.
-    model = estimator._train(X, y, None, new=True, dtype=torch.float32).model_
-    model = replace(model, target=replace(model.target, name=column.name), seed=0)
-    return TableModel(encoder, column, _with_encoder(model, encoder))
+    weight = compute_sample_weight("balanced", y) if balanced and column.classes is not None else None
+    estimator._train(encoder.transform(table), y, weight, new=True)
+    return TableModel._of(estimator, encoder, column, Baseline.fit(column, y))
+
+
+def _check_sizes(table: pd.DataFrame, column: TargetColumn, y: np.ndarray) -> None:
+    """Refuse a target so far from the others that nothing else could be told apart."""
+    if column.classes is not None:
+        return
+    for name, values in zip(column.names, y.reshape(len(y), -1).T, strict=True):
+        distance = np.abs(values - np.median(values))
+        typical = np.median(distance[distance > 0]) if distance.any() else 1.0
+        if distance.max() > FARTHEST * typical:
+            i = int(distance.argmax())
+            raise TableError(
+                f"column {name!r}, the target, has {values[i]:g} in row {table.index[i]}, "
+                f"{distance[i] / typical:.0e} times the usual distance from the median; correct or remove "
+                "the row."
+            )
 
 
 def split(
@@ -161,23 +253,7 @@ def split(
     """Rows to train on, which have every class, and the share of all rows that is held out."""
     order = np.random.default_rng(seed).permutation(len(table))
     if column.classes is not None:
-        first = ~table[column.name].iloc[order].duplicated().to_numpy()
+        first = ~table[column.names[0]].iloc[order].duplicated().to_numpy()
         order = np.concatenate([order[first], order[~first]])
     cut = max(len(order) - round(share * len(order)), len(column.classes or ()), 1)
     return table.iloc[order[:cut]], table.iloc[order[cut:]]
-
-
-def as_columns(p: Predictive, target: TargetColumn) -> pd.DataFrame:
-    """A prediction as a table."""
-    if isinstance(p, ClassPredictive) and target.classes is not None:
-        probs = p.probs.numpy(force=True)
-        columns = {"class": np.array(target.classes, dtype=object)[probs.argmax(1)]}
-        columns |= {f"p_{name}": probs[:, i] for i, name in enumerate(target.classes)}
-        columns["entropy"] = p.entropy.numpy(force=True)
-        columns["mutual_information"] = p.mutual_information.numpy(force=True)
-        return pd.DataFrame(columns)
-    assert isinstance(p, Regression)
-    lower, upper = p.interval(0.9)
-    parts = {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}
-    parts |= {"epistemic": p.epistemic, "aleatoric": p.aleatoric}
-    return pd.DataFrame({name: value.squeeze(-1).numpy(force=True) for name, value in parts.items()})

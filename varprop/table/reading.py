@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import pandas as pd
 
+from .columns import ABSENT
+from .layout import DECIMAL_COMMA, PARQUET, Layout, check_file, check_present
+from .messages import TableError
+
 CHUNK = 32_768
-
-
-class TableError(ValueError):
-    """A table that cannot be used."""
 
 
 def read(path: str | Path, types: Mapping[str, str] | None = None) -> pd.DataFrame:
@@ -27,13 +26,12 @@ def chunks(
     """A table with at least one row, in chunks; the file suffix tells the format. The index counts from 1.
 
     :param types: the columns to read, and the type of each. Without it all columns are read, and the fields
-        of CSV and TSV files stay text, so that the type of a column does not depend on the chunk.
+        of CSV and TSV files stay text, so that the type of a column does not depend on the chunk. Text is
+        taken literally: only an empty field is missing, NA is a word.
     """
     path = Path(path)
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise TableError(f"{path} {what}; give a CSV, TSV or Parquet file.")
-    source = _parquet if path.suffix.lower() in (".parquet", ".pq") else _text
+    check_file(path)
+    source = _parquet if path.suffix.lower() in PARQUET else _text
     seen = 0
     try:
         for part in source(path, types, rows):
@@ -42,10 +40,7 @@ def chunks(
                 seen += len(part)
                 yield part
     except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise TableError(
-            f"{path} is not UTF-8 text (byte 0x{byte:02x} after row {seen}); save it as UTF-8."
-        ) from error
+        raise TableError(f"{path} is damaged: it is no {error.encoding} text after row {seen}.") from error
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = str(error).strip().splitlines()[-1].split("C error: ")[-1].rstrip(".")
         raise TableError(f"{path} cannot be read as a table: {reason}.") from error
@@ -53,34 +48,50 @@ def chunks(
         raise TableError(f"{path} has no rows.")
 
 
-class _Layout(TypedDict):
-    sep: str
-    encoding: str
-
-
 def _text(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterator[pd.DataFrame]:
-    tabs = path.suffix.lower() in (".tsv", ".tab")
-    layout: _Layout = {"sep": "\t" if tabs else ",", "encoding": "utf-8-sig"}
+    layout = Layout.of(path)
+    options: dict[str, Any] = {"sep": layout.separator, "encoding": layout.encoding}
     # If every row is longer than the header, pandas takes the first column for row names; without a header it
     # reports the wrong length instead.
-    pd.read_csv(path, nrows=2, header=None, dtype=str, **layout)
-    check_present(path, pd.read_csv(path, nrows=0, **layout).columns, types)
-    columns = slice(None) if types is None else list(types)
+    pd.read_csv(path, nrows=2, header=None, dtype=str, **options)
+    names = list(pd.read_csv(path, nrows=0, **options).columns)
+    # The first column of a name keeps it, the others are renamed by pandas.
+    first = [name for name, raw in zip(names, layout.header, strict=False) if not raw or name == raw]
+    check_present(path, first, list(types or ()))
+    columns = first if types is None else list(types)
+    options |= {"keep_default_na": False, "chunksize": rows}
+    numeric = {name for name, kind in (types or {}).items() if kind != "str"}
     # Unused columns are parsed too: rows of a wrong length cannot be found otherwise.
-    typed = defaultdict(lambda: "str", types or {})
+    typed = {name: (types or {}).get(name, "str") for name in names}
+    missing = {name: sorted(ABSENT) if name in numeric else [""] for name in names}
     seen = 0
     try:
-        with pd.read_csv(path, dtype=typed, chunksize=rows, **layout) as parts:
+        with pd.read_csv(path, dtype=typed, na_values=missing, decimal=layout.decimal, **options) as parts:
             for part in parts:
-                yield part.loc[:, columns]
+                yield _points(part.loc[:, columns], layout)
                 seen += len(part)
     except (UnicodeDecodeError, pd.errors.ParserError, TableError):
         raise
     except ValueError:
-        # A field does not have its column's type. Read as text, it reaches the check that names its row.
-        with pd.read_csv(path, dtype=str, chunksize=rows, skiprows=range(1, seen + 1), **layout) as parts:
+        # A field does not have its column's type. Read as text, it is parsed with more care, or refused by a
+        # check that names its row.
+        options |= {"skiprows": range(1, seen + 1), "na_values": [""]}
+        with pd.read_csv(path, dtype=str, **options) as parts:
             for part in parts:
-                yield part.loc[:, columns]
+                yield _points(part.loc[:, columns], layout)
+
+
+def _points(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
+    """The table with decimal points, where its text has decimal commas."""
+    if layout.decimal == ".":
+        return table
+    swap, pattern = str.maketrans(",.", ".,"), rf"(?:{DECIMAL_COMMA.pattern})|[+-]?\d{{1,3}}(?:\.\d{{3}})+%?"
+    text = [name for name in table if table[name].dtype.kind not in "biuf"]
+    swapped: dict[str, Any] = {}
+    for name in text:
+        is_number = table[name].str.strip().str.fullmatch(pattern).fillna(False).astype(bool)
+        swapped[str(name)] = table[name].where(~is_number, table[name].str.translate(swap))
+    return table.assign(**swapped)
 
 
 def _parquet(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterator[pd.DataFrame]:
@@ -93,21 +104,9 @@ def _parquet(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterator
         ) from error
     try:
         with parquet.ParquetFile(path) as file:
-            check_present(path, file.schema_arrow.names, types)
+            check_present(path, file.schema_arrow.names, list(types or ()))
             for batch in file.iter_batches(rows, columns=None if types is None else list(types)):
                 yield batch.to_pandas()
     except pyarrow.ArrowInvalid as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise TableError(f"{path} cannot be read as Parquet: {reason}.") from error
-
-
-def check_present(path: Path, present: Iterable[str], wanted: Iterable[str] | None) -> None:
-    """Refuse a table that lacks one of the wanted columns."""
-    present = list(present)
-    for name in wanted or ():
-        if name not in present:
-            known = ", ".join(map(repr, present[:10])) + ", …" * (len(present) > 10)
-            hint = " (separated by semicolons? Save it with commas)" * (
-                len(present) == 1 and ";" in present[0]
-            )
-            raise TableError(f"{path} has no column {name!r}; it has {known}{hint}.")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..objectives import ELBO
+from ..predictive import Predictive
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -96,9 +97,14 @@ def _sum(fabric: Fabric, value: Tensor) -> Tensor:
     return total
 
 
+def predict(elbo: ELBO, x: Tensor) -> Predictive:
+    """The prediction for rows that are held out; a method that samples makes a fixed number of passes."""
+    return elbo.predict(x, samples=SAMPLES if elbo.method.samples else None)
+
+
 def log_likelihood(elbo: ELBO, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
     """The predictive log-likelihood of rows, each as often as its weight says, and the sum of the weights."""
-    log_prob = elbo.predict(x, samples=SAMPLES if elbo.method.samples else None).log_prob(y)
+    log_prob = predict(elbo, x).log_prob(y)
     weight = torch.ones_like(log_prob) if weight is None else weight
     return torch.stack([(weight * log_prob).sum(), weight.sum()])
 

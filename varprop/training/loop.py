@@ -32,7 +32,7 @@ from .epochs import (
     step,
 )
 from .progress import Bar
-from .quasi_newton import LBFGS, take_step
+from .quasi_newton import LBFGS, WARM_UP, take_step
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -189,7 +189,7 @@ def _start(
     if not parameters:
         raise ValueError("fit: no parameter of the objective requires a gradient; there is nothing to train.")
     if optimizer == "lbfgs":
-        optimiser: Optimizer = LBFGS(parameters)
+        optimiser: Optimizer = LBFGS(parameters, warm_up=WARM_UP)
     else:
         optimiser = optimizer(parameters) if optimizer else Adam(parameters, lr=lr, fused=True)
     return Run(elbo, optimiser, schedule(optimiser) if callable(schedule) else None, seed, patience)

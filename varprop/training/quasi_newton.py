@@ -1,35 +1,37 @@
-"""L-BFGS for objectives without noise: SciPy's optimiser on all rows, for one network or many together."""
+"""L-BFGS for objectives without noise, on all rows: for one network, or for many at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from threading import Condition
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 
 ITERATIONS = 20
-"""Iterations of an epoch, after which the noise is updated and the model validated."""
+"""Evaluations of an epoch, after which the noise is updated and the model validated."""
 MEMORY = 10
 """Steps from which the curvature is estimated."""
-FORBIDDEN = 1e50
-"""The loss of a point where it is not finite, which a line search then avoids."""
-
-Evaluation = tuple[np.ndarray, np.ndarray]
-"""The loss of each member, and its gradient as a row."""
+WARM_UP, RATE = 30, 0.03
+"""Steps of Adam before the first round of a training run, and their rate."""
+DECREASE = 1e-4
+"""The share of the slope by which an accepted step must lower the loss (Armijo)."""
 
 
 class LBFGS(Optimizer):
-    """SciPy's L-BFGS-B as a torch optimiser: one `step` is a round of iterations with line searches.
+    """L-BFGS as a torch optimiser: one `step` is a round of evaluations, each a trial of a line search.
 
     The closure computes the loss on all data and its gradients, as for `torch.optim.LBFGS`. With `members`,
-    parameters are stacked in front and the closure returns a loss for each member: every member has its own
-    line search, and one evaluation answers all of them.
+    parameters are stacked in front and the closure returns a loss for each member. One evaluation then tries
+    a point for every member: each has its own curvature and line search, and none waits for another.
 
-    :param iterations: of one step, each about one evaluation.
+    A group of parameters may have a `scale`, the unit in which it is measured: a larger one moves it further
+    in the first steps, before the curvature is known.
+
+    :param iterations: evaluations of one step.
+    :param warm_up: steps of Adam before the first one. From random weights, the first directions of L-BFGS
+        are poor, and noise that varies is learned where the mean should be.
 
     >>> w = nn.Parameter(torch.tensor([3.0, -2.0]))
     >>> optimiser = LBFGS([w])
@@ -44,49 +46,67 @@ class LBFGS(Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[Tensor], members: int | None = None, iterations: int = ITERATIONS
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, object]],
+        members: int | None = None,
+        iterations: int = ITERATIONS,
+        warm_up: int = 0,
     ) -> None:
-        self.members = members
-        super().__init__(params, {"lr": 1.0, "iterations": iterations})
+        self.members, self.warm_up = members, warm_up
+        super().__init__(params, {"lr": 1.0, "scale": 1.0, "iterations": iterations})
 
+    @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
-        """A round of iterations from where the parameters are; returns the loss where they end."""
+        """A round from where the parameters are; returns the loss where they end."""
         if closure is None:
             raise ValueError(
                 "LBFGS: step needs a closure that computes the loss on all data and its gradients."
             )
-        iterations = self.param_groups[0]["iterations"]
-        evaluations = _Evaluations(lambda points: self._evaluate(closure, points), self._read(lambda p: p))
-        self._write(evaluations.minimise(iterations))
-        with torch.enable_grad():
-            return closure()  # the gradients and totals that a caller reads are those of the last point
+        memory = self.state[self.param_groups[0]["params"][0]]
+        if not memory:
+            self._warm_up(closure)
+        start = _Point(self._read(), *self._evaluate(closure))
+        search = _Search(start, _Curvature(memory, start.x))
+        for _ in range(self.param_groups[0]["iterations"]):
+            trial = search.trial
+            self._write(trial)
+            search.judge(_Point(trial, *self._evaluate(closure)))
+        if not bool(search.accepted.all()):
+            # The gradients and totals that a caller reads are those of the point where the round ends.
+            self._write(search.best.x)
+            self._evaluate(closure)
+        return search.best.loss if self.members else search.best.loss[0]
+
+    def _warm_up(self, closure: Callable[[], Tensor]) -> None:
+        adam = Adam([p for p, _ in self._scaled], RATE)
+        for _ in range(self.warm_up):
+            with torch.enable_grad():
+                closure()
+            adam.step()
 
     @property
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
+    def _scaled(self) -> list[tuple[Tensor, float]]:
+        return [(p, group["scale"]) for group in self.param_groups for p in group["params"]]
 
-    def _read(self, part: Callable[[Tensor], Tensor | None]) -> np.ndarray:
-        """A row for each member, in double precision."""
-        rows = []
-        for p in self._parameters:
-            value = part(p)
-            value = torch.zeros_like(p) if value is None else value
-            rows.append(value.detach().reshape(self.members or 1, -1).to("cpu", torch.float64))
-        return torch.cat(rows, 1).numpy()
+    def _rows(self, values: Iterable[Tensor]) -> Tensor:
+        """A row for each member."""
+        return torch.cat([value.detach().reshape(self.members or 1, -1) for value in values], 1)
 
-    @torch.no_grad()
-    def _write(self, points: np.ndarray) -> None:
-        sizes = [p.numel() // (self.members or 1) for p in self._parameters]
-        for p, part in zip(self._parameters, torch.from_numpy(points).split(sizes, 1), strict=True):
-            p.copy_(part.reshape(p.shape))
+    def _read(self) -> Tensor:
+        return self._rows(p / scale for p, scale in self._scaled)
 
-    def _evaluate(self, closure: Callable[[], Tensor], points: np.ndarray) -> Evaluation:
-        self._write(points)
+    def _write(self, x: Tensor) -> None:
+        parts = x.split([p.numel() // (self.members or 1) for p, _ in self._scaled], 1)
+        for (p, scale), part in zip(self._scaled, parts, strict=True):
+            p.copy_(part.reshape(p.shape) * scale)
+
+    def _evaluate(self, closure: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """The loss of each member and its gradient."""
         with torch.enable_grad():
-            losses = closure().detach().reshape(-1).to("cpu", torch.float64).numpy()
-        gradients = self._read(lambda p: p.grad)
-        wrong = ~(np.isfinite(losses) & np.isfinite(gradients).all(1))
-        return np.where(wrong, FORBIDDEN, losses), np.where(wrong[:, None], 0.0, gradients)
+            loss = closure().detach().reshape(-1).double()
+        return loss, self._rows(
+            torch.zeros_like(p) if p.grad is None else p.grad * scale for p, scale in self._scaled
+        )
 
 
 def take_step(kind: Optimizer, optimiser: Optimizer, closure: Callable[[], Tensor]) -> None:
@@ -101,75 +121,97 @@ def take_step(kind: Optimizer, optimiser: Optimizer, closure: Callable[[], Tenso
         optimiser.step()
 
 
-class _Evaluations:
-    """The points of several optimisers, each in a thread, evaluated together.
+@dataclass(frozen=True)
+class _Point:
+    """Where the members are: a row of parameters and of the gradient, and a loss, for each."""
 
-    A member that asks for the loss at a point waits until every other member that still runs has asked too;
-    then one evaluation answers all of them. No member waits for the end of another's line search.
-    """
+    x: Tensor
+    loss: Tensor
+    gradient: Tensor
 
-    def __init__(self, evaluate: Callable[[np.ndarray], Evaluation], start: np.ndarray) -> None:
-        self.evaluate, self.points = evaluate, start.copy()
-        self.running, self.asking = set(range(len(start))), set[int]()
-        self.changed, self.count = Condition(), 0
-        self.answer: Evaluation = (np.zeros(0), np.zeros((0, 0)))
-        self.error: BaseException | None = None
+    def where(self, chosen: Tensor, other: _Point) -> _Point:
+        """This point for the chosen members, another for the rest."""
+        row = chosen.unsqueeze(1)
+        return _Point(
+            torch.where(row, self.x, other.x),
+            torch.where(chosen, self.loss, other.loss),
+            torch.where(row, self.gradient, other.gradient),
+        )
 
-    def minimise(self, iterations: int) -> np.ndarray:
-        """The points where the members end."""
-        if len(self.points) == 1:
-            return np.stack([self._member(0, iterations)])
-        with ThreadPoolExecutor(len(self.points)) as threads:
-            members = [threads.submit(self._member, k, iterations) for k in range(len(self.points))]
-            try:
-                return np.stack([member.result() for member in members])
-            except BaseException as error:
-                self._fail(error)
-                raise
 
-    def _member(self, k: int, iterations: int) -> np.ndarray:
-        from scipy.optimize import minimize
+class _Search:
+    """The line search of every member, by backtracking with a quadratic through what is known."""
 
-        options = {
-            "maxiter": iterations,
-            "maxfun": 20 * iterations,
-            "maxcor": MEMORY,
-            "ftol": 0.0,
-            "gtol": 0.0,
-        }
-        try:
-            start = self.points[k].copy()
-            end: np.ndarray = minimize(self._ask, start, (k,), method="L-BFGS-B", jac=True, options=options).x
-        finally:
-            with self.changed:
-                self.running.discard(k)
-                self._answer_if_all_asked()
-        return end
+    def __init__(self, start: _Point, curvature: _Curvature) -> None:
+        self.best, self.curvature = start, curvature
+        self.accepted = torch.ones_like(start.loss, dtype=torch.bool)
+        self.direction, self.slope, self.length = start.x, start.loss, start.loss
+        self._turn(self.accepted)
 
-    def _ask(self, point: np.ndarray, k: int) -> tuple[float, np.ndarray]:
-        with self.changed:
-            self.points[k] = point
-            self.asking.add(k)
-            mine = self.count
-            self._answer_if_all_asked()
-            self.changed.wait_for(lambda: self.count > mine or self.error is not None)
-            if self.error is not None:
-                raise self.error
-            losses, gradients = self.answer
-            return float(losses[k]), gradients[k]
+    @property
+    def trial(self) -> Tensor:
+        """The next point to evaluate."""
+        return self.best.x + self.length.unsqueeze(1).to(self.best.x) * self.direction
 
-    def _answer_if_all_asked(self) -> None:
-        if self.asking and self.asking >= self.running:
-            try:
-                self.answer = self.evaluate(self.points)
-            except BaseException as error:
-                self._fail(error)
-                raise
-            self.asking.clear()
-            self.count += 1
-            self.changed.notify_all()
+    def judge(self, tried: _Point) -> None:
+        """Accept the trial of each member whose loss has fallen enough; shorten the steps of the others."""
+        best = self.best
+        finite = tried.loss.isfinite() & tried.gradient.isfinite().all(1)
+        rounding = 4 * torch.finfo(best.x.dtype).eps * best.loss.abs()
+        self.accepted = finite & (tried.loss <= best.loss + DECREASE * self.length * self.slope + rounding)
+        self.curvature.learn(self.accepted, tried.x - best.x, tried.gradient - best.gradient)
+        self.best = tried.where(self.accepted, best)
+        excess = tried.loss - best.loss - self.length * self.slope
+        shortest = -self.slope * self.length.square() / (2 * excess)
+        shorter = torch.where(finite, shortest.nan_to_num(), 0.0).clamp(0.1 * self.length, 0.5 * self.length)
+        lost = ~self.accepted & (shorter < 1e-6)
+        self.curvature.forget(lost)
+        self.length = shorter
+        self._turn(self.accepted | lost)
 
-    def _fail(self, error: BaseException) -> None:
-        with self.changed:
-            self.error = error
-            self.changed.notify_all()
+    def _turn(self, turning: Tensor) -> None:
+        """A new direction, and the length of its first trial, for some members."""
+        direction, known = self.curvature.direction(self.best.gradient)
+        norm = self.best.gradient.double().norm(dim=1)
+        length = torch.where(known, 1.0, (1 / norm).clamp(max=1.0))
+        self.direction = torch.where(turning.unsqueeze(1), direction, self.direction)
+        self.slope = (self.direction.double() * self.best.gradient).sum(1)
+        self.length = torch.where(turning, length, self.length)
+
+
+class _Curvature:
+    """The last steps of each member and the changes of the gradient along them, kept between rounds."""
+
+    def __init__(self, memory: dict[str, Tensor], like: Tensor) -> None:
+        if not memory:
+            memory["steps"] = like.new_zeros(MEMORY, *like.shape)
+            memory["changes"] = torch.zeros_like(memory["steps"])
+        self.memory = memory
+
+    def learn(self, members: Tensor, step: Tensor, change: Tensor) -> None:
+        """Add a step of some members, unless the loss curves downwards along it."""
+        along, square = (step.double() * change).sum(1), change.double().square().sum(1)
+        keep = (members & (along > 1e-10 * square)).unsqueeze(1)
+        for name, new in (("steps", step), ("changes", change)):
+            rows = self.memory[name]
+            rows.copy_(torch.where(keep, torch.cat([rows[1:], new.nan_to_num().unsqueeze(0)]), rows))
+
+    def forget(self, members: Tensor) -> None:
+        for rows in self.memory.values():
+            rows.masked_fill_(members.unsqueeze(1), 0.0)
+
+    def direction(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """-H g by the two loops of Nocedal (1980), and which members know any curvature."""
+        steps, changes = self.memory["steps"], self.memory["changes"]
+        along = (steps * changes).sum(2, keepdim=True)
+        rho = torch.where(along > 0, 1 / along, 0.0)
+        q, weights = -gradient, []
+        for s, y, r in zip(steps.flip(0), changes.flip(0), rho.flip(0), strict=True):
+            weights.append(r * (s * q).sum(1, keepdim=True))
+            q = q - weights[-1] * y
+        newest = changes[-1].square().sum(1, keepdim=True)
+        known = newest > 0
+        q = q * torch.where(known, along[-1] / newest, 1.0)
+        for s, y, r, weight in zip(steps, changes, rho, reversed(weights), strict=True):
+            q = q + (weight - r * (y * q).sum(1, keepdim=True)) * s
+        return q, known.squeeze(1)

@@ -34,7 +34,8 @@ from .epochs import (
     log_likelihood,
     step,
 )
-from .quasi_newton import LBFGS, take_step
+from .progress import Bar
+from .quasi_newton import LBFGS, WARM_UP, take_step
 from .stack import Stack
 
 ROWS = 4096
@@ -58,6 +59,7 @@ def fit(
     patience: int | None = None,
     seeds: Sequence[int] | None = None,
     compile: bool = False,
+    progress: bool = False,
 ) -> pd.DataFrame:
     """Train objectives of one architecture, all at once and in place, and return their history.
 
@@ -70,8 +72,8 @@ def fit(
         `x.expand(len(members), *x.shape)`.
     :param y: targets, with the replicas in the first dimension.
     :param weight: how often each data point counts, of shape (replicas, rows).
-    :param optimizer: None for Adam; "lbfgs" for L-BFGS on all rows, a round of 20 iterations an epoch. Every
-        member has its own line search, and no member waits for another's.
+    :param optimizer: None for Adam; "lbfgs" for L-BFGS on all rows, a round of 20 evaluations an epoch, after
+        30 steps of Adam. Every member has its own line search, and no member waits for another's.
     :param schedule: None for a constant rate; "cosine" lowers it to zero over the run.
     :param kl_warmup: epochs over which the weight of the KL divergence rises to 1.
     :param noise: the likelihood's parameters, such as the noise, are set after each epoch from statistics
@@ -87,6 +89,7 @@ def fit(
         state is not changed.
     :param compile: compile the step with `torch.compile`, which takes about ten seconds and pays off after a
         few thousand steps.
+    :param progress: show a progress bar, with the numbers of the first replica.
 
     >>> def member():
     ...     net = vp.variational(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)), init="he")
@@ -131,7 +134,7 @@ def fit(
     )
     best = Best(patience, (len(members),))
     history: list[Record] = []
-    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+    with torch.random.fork_rng([x.device] if x.is_cuda else []), Bar(progress, epochs, 0) as bar:
         for epoch in range(epochs):
             running = (~best.stopped(epoch)).tolist()
             records = trainer.epoch(epoch)
@@ -143,6 +146,7 @@ def fit(
             records = [record for record, runs in zip(records, running, strict=True) if runs]
             _check_finite(records)
             history += records
+            bar.show(records[0], members[0].likelihood)
             if bool(best.stopped(epoch + 1).all()):
                 break
     best.restore(trainer.stack.state)
@@ -172,7 +176,7 @@ class _Trainer:
         self.noise, self.compile = noise, compile
         self.optimiser: Optimizer = Adam(stack.trained, lr, fused=True)
         if optimizer == "lbfgs":
-            self.optimiser = LBFGS(stack.trained, members=len(stack))
+            self.optimiser = LBFGS(stack.trained, members=len(stack), warm_up=WARM_UP)
         self.replicas = torch.arange(len(stack), device=data[0].device).unsqueeze(1)
 
     def epoch(self, epoch: int) -> list[Record]:

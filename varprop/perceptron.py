@@ -1,0 +1,441 @@
+"""What the estimators share: a Bayesian perceptron of ReLU units, its members and how they are trained."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, replace
+from itertools import pairwise
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from .inspect.consistency import Audit
+from .inspect.explanation import Explanation, explain
+from .io.description import ModelFileError, describe_estimator
+from .likelihoods import Likelihood
+from .methods import METHODS, Method
+from .model import Fitted, Model, Standardise, Target
+from .objectives import ELBO
+from .posterior import centred, variational
+from .predictive import Predictive
+from .priors import FanIn, Horseshoe, Prior
+from .table.encoding import Encoder, is_mixed
+from .training import loop as training
+from .training import replicas
+from .training.folds import Folds
+
+MANY = 5000
+UNITS, EPOCHS = (50, 100), (120, 60)
+"""Hidden units, and epochs of Adam, that "auto" stands for, below `MANY` rows and from there on."""
+COMPARED = 2000
+"""Rows of a large table on which choices are compared."""
+LOGVAR = -7.0
+"""The logarithms of the weights' variances at the start."""
+ROUNDS, PATIENCE = 40, 5
+"""The most rounds of L-BFGS, and rounds without a better one after which a member stops."""
+STEPS = 4000, 40_000
+"""The fewest and the most steps of Adam that "auto" makes."""
+
+Self = TypeVar("Self", bound="BayesianMLP")
+Choice: TypeAlias = Mapping[str, object]
+"""Parameters for which "auto" may stand, with values."""
+
+
+class Learned:
+    """What `fit` learns."""
+
+    members_: list[ELBO]
+    """The trained objectives, in standardised units; member k has not seen fold k modulo their number."""
+    elbo_: ELBO
+    """The first of them."""
+    history_: pd.DataFrame
+    """A row for each epoch, averaged over the members."""
+    n_iter_: int
+    n_seen_: float
+    """Sum of the weights of all rows trained on."""
+    random_: int
+    x_mean_: np.ndarray
+    x_scale_: np.ndarray
+    choices_: dict[str, object]
+    """What each "auto" stands for."""
+    candidates_: pd.DataFrame
+    """The choices that were compared, with the out-of-fold log-likelihood of each."""
+    encoder_: Encoder | None = None
+    """Of a table that is not all numbers."""
+    oof_: Predictive
+    """Of each row, in the order of the data, by members that have not seen it; model files leave it out."""
+    oof_predict_: np.ndarray
+    """Its means or probabilities."""
+    oof_log_likelihood_: float
+    """Its mean log-likelihood, in the target's own unit: what to expect of new rows."""
+
+
+@dataclass(eq=False, repr=False)
+class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
+    """What regression and classification share: a network of ReLU units, trained on standardised inputs.
+
+    scikit-learn reads the parameters from the signature of the constructor, which `dataclass` writes.
+    """
+
+    hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto"
+    _: KW_ONLY
+    method: str | Method = "dvi"
+    prior: float | Prior = 4.0
+    anchored: bool = False
+    kl_weight: float = 1.0
+    kl_z_weight: float = 0.0
+    folds: int = 5
+    n_replicas: int = 1
+    optimizer: Literal["auto", "lbfgs", "adam"] = "auto"
+    epochs: int | Literal["auto"] = "auto"
+    lr: float = 0.01
+    batch_size: int | Literal["auto"] = "auto"
+    n_iter_no_change: int | Literal["auto"] = "auto"
+    warm_start: bool = False
+    random_state: int | np.random.RandomState | None = None
+    verbose: bool = False
+
+    @abstractmethod
+    def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The data as arrays, checked; `new` where there is no earlier fit to agree with."""
+
+    @abstractmethod
+    def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
+        """Learn the scale of the targets as `choices_` say, or check the classes."""
+
+    @abstractmethod
+    def _calibrate(self, p: Predictive, y: Tensor, weight: Tensor) -> None:
+        """Learn how much wider or narrower predictions should be from out-of-fold ones."""
+
+    @property
+    @abstractmethod
+    def _target(self) -> Target:
+        """How targets are scaled."""
+
+    @abstractmethod
+    def _likelihood(self) -> tuple[Likelihood, int]:
+        """The likelihood, and how many outputs its network has."""
+
+    @abstractmethod
+    def _keep(self, p: Predictive, values: Tensor, folds: np.ndarray) -> None:
+        """Keep out-of-fold predictions, and what is to be known about their errors."""
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether any parameter is chosen by the out-of-fold log-likelihood."""
+        return False
+
+    def _candidates(self, y: np.ndarray) -> list[Choice]:
+        """What "auto" may stand for; the first is taken where nothing can be compared."""
+        return [{}]
+
+    def _further_candidates(self, y: np.ndarray) -> list[Choice]:
+        """What else to try after a fit that was the best so far."""
+        return []
+
+    def _encoded(self, X: Any, new: bool) -> Any:
+        """A table that is not all numbers, as numbers; anything else as it is."""
+        if new:
+            self.encoder_ = Encoder.fit(X) if is_mixed(X) else None
+        return X if self.encoder_ is None else self.encoder_.transform(_table(X))
+
+    # ----------------------------------------------------------------------------------------------- training
+
+    def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on rows X with targets y; a row counts as often as its weight says.
+
+        X may be a DataFrame with categories, text, dates and missing values, which become numbers as in
+        `varprop fit`.
+        """
+        new = not (self.warm_start and self.__sklearn_is_fitted__())
+        X, y = self._validated(X, y, new)
+        if not new:
+            self.n_seen_ = 0.0  # with warm_start, `fit` keeps the weights but not the count of its data
+        return self._train(X, y, sample_weight, new)
+
+    def _train(
+        self: Self,
+        X: np.ndarray,
+        y: np.ndarray,
+        sample_weight: ArrayLike | None,
+        new: bool,
+        *,
+        once: bool = False,
+    ) -> Self:
+        """Train on checked data, as `fit` and `partial_fit` do.
+
+        :param new: start from new networks and scales.
+        :param once: train all members on all rows for one epoch at a constant rate.
+        """
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
+        if not len(X):
+            raise ValueError("All sample weights are zero; at least one row must count.")
+        folds = 1 if once else self._fold_count(len(X))
+        if new:
+            self.random_ = int(check_random_state(self.random_state).randint(2**31))
+            choice = self._candidates(y)[0]
+            if folds > 1 and self._is_open:
+                best = self._best(X, y, weight)
+                if len(X) < MANY:
+                    self.__dict__.update(vars(best))
+                    return self
+                choice = best.choices_
+            self._start(choice, X, y, weight, folds)
+        self._train_members(X, y, weight, folds, once)
+        return self
+
+    def _best(self: Self, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Self:
+        """The fit with the best out-of-fold log-likelihood; on some rows of a large table."""
+        if len(X) >= MANY:
+            rows = np.random.RandomState(self.random_).permutation(len(X))[:COMPARED]
+            X, y, weight = X[rows], y[rows], weight[rows]
+        trials: list[Self] = []
+
+        def best() -> Self:
+            return max(trials, key=lambda trial: trial.oof_log_likelihood_)
+
+        def compare(choices: Sequence[Choice]) -> None:
+            for choice in choices:
+                trial = copy(self)
+                folds = trial._fold_count(len(X))
+                trial._start(choice, X, y, weight, folds)
+                trial._train_members(X, y, weight, folds, once=False)
+                trials.append(trial)
+
+        compare(self._candidates(y))
+        compare(best()._further_candidates(y))
+        self.candidates_ = best().candidates_ = pd.DataFrame(
+            [{**trial.choices_, "log-likelihood": trial.oof_log_likelihood_} for trial in trials]
+        )
+        return best()
+
+    def _start(self, choice: Choice, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> None:
+        """New scales, and new networks from the random state."""
+        self.choices_ = dict(choice)
+        self.x_mean_, self.x_scale_ = mean_and_scale(X, weight)
+        self._learn_target(y, weight)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(self.random_)
+            n = folds * count("n_replicas", self.n_replicas)
+            self.members_ = [self._objective(len(X), X.shape[1]).float() for _ in range(n)]
+        self.elbo_ = self.members_[0]
+        self.history_ = pd.DataFrame()
+        self.n_seen_, self.n_iter_ = 0.0, 0
+
+    def _objective(self, rows: int, features: int) -> ELBO:
+        method = _method(self.method)
+        prior = self.prior if isinstance(self.prior, Prior) else FanIn(float(self.prior))
+        likelihood, outputs = self._likelihood()
+        layers: list[nn.Module] = []
+        for inputs, units in pairwise([features, *self._hidden(rows), outputs]):
+            layers += [nn.Linear(inputs, units), nn.ReLU()]
+        net = nn.Sequential(*layers[:-1])
+        is_horseshoe = isinstance(prior, Horseshoe)
+        variational(net, posterior="horseshoe" if is_horseshoe else "full", init="he", logvar=LOGVAR)
+        if self.anchored and isinstance(prior, FanIn) and not method.deterministic:
+            centred(net)
+        if method.deterministic:
+            for layer in net.modules():
+                layer._parameters.pop("weight_logvar", None)
+        return ELBO(net, method, likelihood, prior, n_data=1, kl_z_weight=self.kl_z_weight)
+
+    def _train_members(
+        self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int, once: bool
+    ) -> None:
+        model = replace(self.model_, encoder=None)  # the rows are encoded already
+        x, t, w = model.inputs(X), model.targets(y), torch.from_numpy(weight)
+        self.n_seen_ += float(weight.sum()) * (1 if folds == 1 else 1 - 1 / folds)
+        for member in self.members_:
+            member.n_data = self.n_seen_ / positive("kl_weight", self.kl_weight)  # type: ignore[assignment]
+        if folds == 1:
+            self._note(self._fit_all(x, t, w, once))
+            return
+        parts = Folds.draw(x, t, folds, self.random_)
+        options = {**self._options(len(X), folds), "seeds": self._seeds, "progress": bool(self.verbose)}
+        self._note(parts.fit(self.members_, x, t, w, **options))
+        self._judge(parts, x, model.target.values(y), t, w)
+
+    def _fit_all(self, x: Tensor, t: Tensor, w: Tensor, once: bool) -> pd.DataFrame:
+        """Train every member on all rows."""
+        n = len(self.members_)
+        batch_size = self._batch_size(len(x))
+        options: dict[str, Any] = {
+            "epochs": 1 if once else self._epochs(len(x), batch_size),
+            "lr": positive("lr", self.lr),
+            "batch_size": batch_size,
+            "schedule": None if once else "cosine",
+        }
+        data = (x, t, (w / w.mean()).to(x.dtype))
+        if n == 1:
+            from lightning_fabric import Fabric  # takes seconds to import
+
+            fabric = Fabric(accelerator="cpu", devices=1)
+            return training.fit(
+                self.elbo_, data, seed=self._seeds[0], progress=bool(self.verbose), fabric=fabric, **options
+            )
+        shared = [v.expand(n, *v.shape) for v in data]
+        return replicas.fit(self.members_, *shared, seeds=self._seeds, progress=bool(self.verbose), **options)
+
+    @property
+    def _seeds(self) -> list[int]:
+        return [self.random_ + len(self.history_) + 2**32 * k for k in range(len(self.members_))]
+
+    def _note(self, history: pd.DataFrame) -> None:
+        """Add epochs to the history."""
+        mean = history.drop(columns="replica", errors="ignore").groupby("epoch", as_index=False).mean()
+        mean["epoch"] += len(self.history_)
+        self.history_ = pd.concat([self.history_, mean], ignore_index=True) if self.n_iter_ else mean
+        self.n_iter_ = len(self.history_)
+
+    def _judge(self, parts: Folds, x: Tensor, values: Tensor, t: Tensor, w: Tensor) -> None:
+        """What rows that a member has not seen say about it: its calibration and its honest score."""
+        p = parts.predict(self.members_, x)
+        self._calibrate(p, t, w)
+        p = self.oof_ = self._target.unscaled(p)
+        self.oof_log_likelihood_ = float((w * p.log_prob(values)).sum() / w.sum())
+        self._keep(p, values, parts.part.numpy())
+
+    # --------------------------------------------------------------------------------------------- automatics
+
+    def _fold_count(self, rows: int) -> int:
+        """At least two rows are in each fold."""
+        return max(1, min(count("folds", self.folds), rows // 2))
+
+    def _options(self, rows: int, folds: int) -> dict[str, Any]:
+        """Of the trainer of folds."""
+        seen = max(1, rows - rows // folds)
+        batch_size = self._batch_size(seen)
+        adam: dict[str, Any] = {"lr": positive("lr", self.lr), "batch_size": batch_size}
+        if self._optimizer(rows) == "adam":
+            patience = None if self.n_iter_no_change == "auto" else self._patience
+            epochs = self._epochs(seen, batch_size)
+            return {**adam, "epochs": epochs, "schedule": "cosine", "patience": patience}
+        rounds = ROUNDS if self.epochs == "auto" else count("epochs", self.epochs)
+        return {"optimizer": "lbfgs", "epochs": rounds, "patience": self._patience}
+
+    @property
+    def _patience(self) -> int:
+        given = self.n_iter_no_change
+        return PATIENCE if isinstance(given, str) and given == "auto" else count("n_iter_no_change", given)
+
+    def _optimizer(self, rows: int) -> str:
+        if self.optimizer not in ("auto", "lbfgs", "adam"):
+            raise ValueError(f'optimizer must be "auto", "lbfgs" or "adam", got {self.optimizer!r}.')
+        if self.optimizer == "auto":
+            return "lbfgs" if rows < MANY and not _method(self.method).samples else "adam"
+        return self.optimizer
+
+    def _hidden(self, rows: int) -> list[int]:
+        sizes = self.hidden_layer_sizes
+        if isinstance(sizes, str) and sizes == "auto":
+            return [UNITS[rows >= MANY]]
+        several = sizes if isinstance(sizes, Iterable) and not isinstance(sizes, str) else [sizes]
+        return [count("hidden_layer_sizes", size) for size in several]
+
+    def _batch_size(self, rows: int) -> int:
+        if self.batch_size != "auto":
+            return min(count("batch_size", self.batch_size), rows)
+        return int(np.clip(rows // 100, 32, 256))
+
+    def _epochs(self, rows: int, batch_size: int) -> int:
+        if self.epochs != "auto":
+            return count("epochs", self.epochs)
+        steps = -(-rows // batch_size)
+        return max(1, round(np.clip(EPOCHS[rows >= MANY] * steps, *STEPS) / steps))
+
+    # --------------------------------------------------------------------------------------------- prediction
+
+    @property
+    def model_(self) -> Model:
+        """The trained networks with the scales of the data."""
+        check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", np.array([])).tolist()
+        encoder = self.encoder_
+        return Model(
+            self.members_,
+            self._target,
+            Standardise(self.x_mean_, self.x_scale_),
+            encoder,
+            columns=names if encoder is None else encoder.columns,
+            width=len(self.x_mean_) if encoder is None else len(encoder.types),
+            history=self.history_,
+            seed=self.random_,
+        )
+
+    def description(self) -> dict[str, object]:
+        if type(self).__module__.split(".")[0] != __name__.split(".")[0]:
+            raise ModelFileError(
+                f"save: {type(self).__name__} is a class of yours, which a model file cannot make again; "
+                f"save its `elbo_`."
+            )
+        learned = {name: value for name, value in vars(self).items() if name.endswith("_")}
+        learned = {
+            name: value for name, value in learned.items() if name not in ("members_", "elbo_", "oof_")
+        }
+        return {"estimator": describe_estimator(type(self).__name__, self.get_params(deep=False), learned)}
+
+    def audit(self, X: ArrayLike, y: ArrayLike) -> Audit:
+        """`vp.audit` of `elbo_` on held-out rows, with log-likelihoods of the standardised target."""
+        check_is_fitted(self)
+        return replace(self.model_, encoder=None).audit(*self._validated(X, y, new=False))
+
+    def explain(self, X: ArrayLike, columns: Sequence[str] | None = None) -> Explanation:
+        """`vp.explain`: what each column does to the mean and to the uncertainty."""
+        check_is_fitted(self)
+        return explain(self, X, columns)
+
+    def _predictive(self, X: ArrayLike) -> Predictive:
+        check_is_fitted(self)
+        rows = validate_data(self, self._encoded(X, False), dtype=[np.float64, np.float32], reset=False)
+        return replace(self.model_, encoder=None).predict(rows)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "members_" in vars(self)
+
+
+def _table(X: object) -> pd.DataFrame:
+    if not isinstance(X, pd.DataFrame):
+        raise TypeError(
+            f"the model was fitted to a DataFrame with categories and takes the same columns again, "
+            f"got {type(X).__name__}."
+        )
+    return X
+
+
+def mean_and_scale(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted mean and standard deviation of each column in double precision; 1 for a constant column."""
+    columns = values.astype(np.float64).reshape(len(values), -1)
+    scaler = StandardScaler().fit(columns, sample_weight=weight)
+    return scaler.mean_.reshape(values.shape[1:]), scaler.scale_.reshape(values.shape[1:])
+
+
+def _method(method: str | Method) -> Method:
+    if isinstance(method, Method):
+        return method
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, or a Method, got {method!r}.")
+    return METHODS[method]
+
+
+def positive(name: str, value: object) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
+        raise ValueError(f"{name} must be a positive number, got {value!r}.")
+    return float(value)
+
+
+def count(name: str, value: object) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not int(value) > 0:
+        raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
+    return int(value)
