@@ -28,7 +28,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from varprop import BayesianMLPClassifier, BayesianMLPRegressor
-from varprop.table.encoding import Encoder
 
 from .tabular_scores import LEVEL, Prediction, from_quantiles, normals, two_pieces
 
@@ -187,19 +186,17 @@ def _text(x: pd.DataFrame) -> pd.DataFrame:
 
 
 def ours(x: pd.DataFrame, y: np.ndarray, seed: int) -> Callable[[pd.DataFrame], Prediction]:
-    encoder = Encoder.fit(x)
-    model = BayesianMLPRegressor(random_state=seed).fit(encoder.transform(x), y)
+    model = BayesianMLPRegressor(random_state=seed).fit(x, y)
 
     def predict(x: pd.DataFrame) -> Prediction:
-        z = encoder.transform(x)
-        lower, upper = model.predict_interval(z, LEVEL)
+        lower, upper = model.predict_interval(x, LEVEL)
 
         def crps(y: np.ndarray) -> float:
-            ends = [model.predict_interval(z, level) for level in np.arange(99, 0, -2) / 100]
+            ends = [model.predict_interval(x, level) for level in np.arange(99, 0, -2) / 100]
             return from_quantiles(np.stack([low for low, _ in ends] + [high for _, high in ends[::-1]]), y)
 
         return Prediction(
-            model.predict(z), lower, upper, lambda y: float(np.mean(model.log_prob(z, y))), crps
+            model.predict(x), lower, upper, lambda y: float(np.mean(model.log_prob(x, y))), crps
         )
 
     return predict
@@ -238,9 +235,8 @@ def catboost_classes(x: pd.DataFrame, y: np.ndarray, seed: int) -> Callable[[pd.
 
 
 def our_classes(x: pd.DataFrame, y: np.ndarray, seed: int) -> Callable[[pd.DataFrame], np.ndarray]:
-    encoder = Encoder.fit(x)
-    model = BayesianMLPClassifier(random_state=seed).fit(encoder.transform(x), y)
-    return lambda x: model.predict_proba(encoder.transform(x))
+    model = BayesianMLPClassifier(random_state=seed).fit(x, y)
+    return lambda x: model.predict_proba(x)
 
 
 OURS = "varprop"
