@@ -29,7 +29,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from varprop import BayesianMLPClassifier, BayesianMLPRegressor
 
-from .tabular_scores import LEVEL, Prediction, from_quantiles, normals, two_pieces
+from .tabular_scores import LEVEL, Prediction, normals, of, two_pieces
 
 Regressor = Callable[[pd.DataFrame, np.ndarray, int], Callable[[pd.DataFrame], Prediction]]
 Classifier = Callable[[pd.DataFrame, np.ndarray, int], Callable[[pd.DataFrame], np.ndarray]]
@@ -188,18 +188,7 @@ def _text(x: pd.DataFrame) -> pd.DataFrame:
 def ours(x: pd.DataFrame, y: np.ndarray, seed: int) -> Callable[[pd.DataFrame], Prediction]:
     model = BayesianMLPRegressor(random_state=seed).fit(x, y)
 
-    def predict(x: pd.DataFrame) -> Prediction:
-        lower, upper = model.predict_interval(x, LEVEL)
-
-        def crps(y: np.ndarray) -> float:
-            ends = [model.predict_interval(x, level) for level in np.arange(99, 0, -2) / 100]
-            return from_quantiles(np.stack([low for low, _ in ends] + [high for _, high in ends[::-1]]), y)
-
-        return Prediction(
-            model.predict(x), lower, upper, lambda y: float(np.mean(model.log_prob(x, y))), crps
-        )
-
-    return predict
+    return lambda x: of(model.predictive(x))
 
 
 # -------------------- classes
@@ -236,7 +225,7 @@ def catboost_classes(x: pd.DataFrame, y: np.ndarray, seed: int) -> Callable[[pd.
 
 def our_classes(x: pd.DataFrame, y: np.ndarray, seed: int) -> Callable[[pd.DataFrame], np.ndarray]:
     model = BayesianMLPClassifier(random_state=seed).fit(x, y)
-    return lambda x: model.predict_proba(x)
+    return lambda x: np.asarray(model.predict_proba(x))
 
 
 OURS = "varprop"

@@ -63,12 +63,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--ignore",
             other,
             "--epochs",
-            30,
+            6,
+            "--folds",
+            3,
             "--out",
             place / target,
         )
         assert result.exit_code == 0, (result.output, result.exception)
-        assert "held out" in result.stdout
+        assert "out of fold: log-likelihood" in result.stdout
     return place
 
 
@@ -114,7 +116,16 @@ def test_targets_far_from_zero_keep_their_digits(place: Path, tmp_path: Path) ->
     table["time"] = (1.7e9 + 10 * table.price).round().astype("int64")
     table.drop(columns=["price", "dear"]).to_csv(tmp_path / "times.csv", index=False)
     fitted = run(
-        "fit", tmp_path / "times.csv", "--target", "time", "--epochs", 30, "--out", tmp_path / "model"
+        "fit",
+        tmp_path / "times.csv",
+        "--target",
+        "time",
+        "--epochs",
+        30,
+        "--folds",
+        1,
+        "--out",
+        tmp_path / "model",
     )
     assert fitted.exit_code == 0, fitted.output
     model, near = TableModel.load(tmp_path / "model"), TableModel.load(place / "price")
@@ -380,7 +391,7 @@ def test_places_that_cannot_be_written(place: Path, tmp_path: Path) -> None:
 
 
 def fitted(data: Path, *options: object) -> Result:
-    result = run("fit", data, "--epochs", 2, "--out", data.parent / "model", *options)
+    result = run("fit", data, "--epochs", 2, "--folds", 1, "--out", data.parent / "model", *options)
     assert result.exit_code == 0, (result.output, result.exception)
     return result
 
@@ -407,7 +418,9 @@ def test_a_new_category_is_told_once(place: Path, tmp_path: Path) -> None:
 def test_a_new_category_widens_the_prediction() -> None:
     """The weights of an indicator that training never saw stay at their prior."""
     rows = houses(200).drop(columns="dear")
-    model = train(rows, TargetColumn.fit(rows, ["price"]), epochs=300, hidden_layer_sizes=10, random_state=0)
+    model = train(
+        rows, TargetColumn.fit(rows, ["price"]), folds=1, epochs=300, hidden_layer_sizes=10, random_state=0
+    )
     with pytest.warns(TableWarning, match="'Rome' in row 0 and 199 more"):
         new = model.predict(rows.assign(town="Rome"))
     assert new.epistemic.mean() > 2 * model.predict(rows).epistemic.mean()
@@ -480,9 +493,9 @@ def test_classes_named_none_are_classes(tmp_path: Path) -> None:
 
 def test_several_targets(place: Path, tmp_path: Path) -> None:
     houses(200).assign(double=lambda t: 2 * t.price).to_csv(tmp_path / "data.csv", index=False)
-    options = ["--target", "price", "--target", "double", "--ignore", "dear", "--epochs", 30]
+    options = ["--target", "price", "--target", "double", "--ignore", "dear", "--epochs", 6, "--folds", 3]
     result = fitted(tmp_path / "data.csv", *options)
-    assert "held out: double: root mean squared error" in result.stdout
+    assert "out of fold: double: root mean squared error" in result.stdout
     p = [
         line.split(",") for line in run("predict", tmp_path / "model", place / "new.csv").stdout.splitlines()
     ]
@@ -551,9 +564,11 @@ def test_rare_classes_count_as_much_as_others_if_balanced(tmp_path: Path) -> Non
 
 def test_networks_of_any_size_and_number(place: Path, tmp_path: Path) -> None:
     houses(60).to_csv(tmp_path / "data.csv", index=False)
-    fitted(tmp_path / "data.csv", "--target", "price", "--hidden", "8,4", "--replicas", 3, "--prior", 2)
+    options = ("--hidden", "8,4", "--replicas", 3, "--prior", 2, "--noise", "student", "--folds", 2)
+    fitted(tmp_path / "data.csv", "--target", "price", *options)
     model = TableModel.load(tmp_path / "model").model
-    assert len(model.members) == 3
+    assert len(model.members) == 6
+    assert isinstance(model.elbo.likelihood, vp.likelihoods.StudentT)
     assert [tuple(w.shape) for name, w in model.elbo.net.named_parameters() if name.endswith(".weight")][
         1:
     ] == [

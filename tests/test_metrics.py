@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from varprop.inspect.metrics import coverage, crps, ece, log_likelihood, rmse
-from varprop.predictive import ClassPredictive, NormalPredictive, mixture
+from varprop.inspect.metrics import _distance_from_step, coverage, crps, ece, log_likelihood, rmse
+from varprop.predictive import (
+    ClassPredictive,
+    LogNormalPredictive,
+    NormalPredictive,
+    StudentPredictive,
+    mixture,
+)
 
 
 def normal(mean: float, var: float, n: int = 1) -> NormalPredictive:
@@ -32,22 +39,28 @@ def test_crps_of_one_component_is_that_of_its_mixture_with_itself() -> None:
     torch.testing.assert_close(crps(p, y), crps(mixture([p, p]), y))  # type: ignore[arg-type]
 
 
-def test_crps_refuses_other_predictions() -> None:
-    with pytest.raises(TypeError, match="mixture of normal"):
-        crps(mixture([mixture([normal(0.0, 1.0)])]), torch.zeros(1, 1))  # type: ignore[arg-type]
+@pytest.mark.parametrize("y", [-1.0, 0.3, 4.0, 40.0])
+def test_crps_by_the_integral_is_that_of_samples(y: float) -> None:
+    zero, one = torch.zeros(1, 1).double(), torch.ones(1, 1).double()
+    random = np.random.default_rng(0)
+    predictions = {
+        StudentPredictive(zero, one, 2 * one, 4 * one): random.normal(size=400_000)
+        + random.standard_t(4, 400_000),
+        LogNormalPredictive(NormalPredictive(zero, 0.3 * one, 0.5 * one)): np.exp(
+            np.sqrt(0.8) * random.normal(size=400_000)
+        ),
+    }
+    for p, drawn in predictions.items():
+        half, other = np.split(drawn, 2)
+        expected = np.mean(np.abs(drawn - y)) - np.mean(np.abs(half - other)) / 2
+        assert crps(p, torch.full((1, 1), y).double()).item() == pytest.approx(expected, abs=0.02)
+        same = crps(mixture([p, p]), torch.full((1, 1), y).double())  # type: ignore[arg-type]
+        assert same.item() == pytest.approx(crps(p, torch.full((1, 1), y).double()).item(), rel=1e-3)
 
 
-def test_coverage_of_samples_is_the_level() -> None:
-    torch.manual_seed(0)
-    p, n = normal(1.0, 4.0, n=20_000), 20_000
-    y = 1 + 2 * torch.randn(n, 1)
-    assert abs(coverage(p, y, 0.8).item() - 0.8) < 5 * (0.8 * 0.2 / n) ** 0.5
-
-
-def test_rmse_and_log_likelihood() -> None:
-    p, y = normal(1.0, 1.0, n=2), torch.tensor([[4.0], [-3.0]])
-    assert rmse(p, y).item() == pytest.approx(12.5**0.5)
-    torch.testing.assert_close(log_likelihood(p, y), torch.distributions.Normal(1.0, 1.0).log_prob(y).mean())
+def test_crps_by_the_integral_is_that_in_closed_form() -> None:
+    p, y = NormalPredictive(*torch.rand(3, 5, 1).double().unbind(0)), torch.randn(5, 1).double()
+    torch.testing.assert_close(_distance_from_step(p, y), crps(p, y), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("score", [rmse, crps, coverage, log_likelihood])

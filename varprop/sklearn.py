@@ -172,7 +172,9 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         outputs = self.n_outputs_
         match self.choices_["noise"]:
             case "heteroscedastic":
-                return BoundedNoise(outputs), 2 * outputs
+                # The mean of an exponential grows with the noise: a large one far out would swamp all else.
+                bound = 1.0 if self.choices_["log_target"] else 4.0
+                return BoundedNoise(outputs, bound), 2 * outputs
             case "student":
                 return StudentT(outputs=outputs), outputs
         return Normal(outputs=outputs), outputs
@@ -187,7 +189,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         self.oof_fold_ = folds
 
     def _regression(self, X: ArrayLike) -> Regression:
-        p = self._predictive(X)
+        p = self.predictive(X)
         assert isinstance(p, Regression)
         return p
 
@@ -308,7 +310,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return Categorical(), len(self.classes_)
 
     def _classification(self, X: ArrayLike) -> ClassPredictive:
-        p = self._predictive(X)
+        p = self.predictive(X)
         assert isinstance(p, ClassPredictive)
         return p
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,7 +84,8 @@ def crps(p: Regression, y: Tensor) -> Tensor:
     """Mean continuous ranked probability score, E|Y - y| - E|Y - Y'|/2 with Y, Y' ~ p; smaller is better.
 
     It has a closed form for a normal prediction and, summed over pairs of components, for a mixture of
-    normals.
+    normals. For other predictions it is the integral of the squared distance between the distribution
+    function and the step at y.
 
     >>> p = vp.predictive.NormalPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
     >>> crps(p, torch.zeros(1, 1))
@@ -91,10 +94,28 @@ def crps(p: Regression, y: Tensor) -> Tensor:
     check_shape(y, p.mean.shape)
     components = p.components if isinstance(p, RegressionMixture) else [p]
     if not all(isinstance(c, NormalPredictive) for c in components):
-        raise TypeError(f"crps: needs a normal prediction or a mixture of normals, got {type(p).__name__}.")
+        return _distance_from_step(p, y)
     mean, var = torch.stack([c.mean for c in components]), torch.stack([c.var for c in components])
     apart = sum(_mean_absolute(mean - c.mean, var + c.var).mean() for c in components) / len(components)
     return _mean_absolute(mean - y, var).mean() - apart / 2
+
+
+def _distance_from_step(p: Regression, y: Tensor) -> Tensor:
+    """∫ (F(t) - [t ≥ y])² dt, by Gauss-Legendre quadrature between quantiles, on either side of y."""
+    ends = [p.interval(level) for level in (1 - 1e-6, 0.999, 0.9, 0.3)]
+    points = [*(lower for lower, _ in ends), *(upper for _, upper in reversed(ends))]
+    points = [torch.minimum(points[0], y), *points[1:-1], torch.maximum(points[-1], y)]
+    nodes, weights = (torch.as_tensor(a).tolist() for a in np.polynomial.legendre.leggauss(12))
+    total = torch.zeros_like(p.mean)
+    for a, b in pairwise(points):
+        for left, right, step in (
+            (torch.minimum(a, y), torch.minimum(b, y), 0.0),
+            (torch.maximum(a, y), torch.maximum(b, y), 1.0),
+        ):
+            half = (right - left) / 2
+            for node, weight in zip(nodes, weights, strict=True):
+                total += weight * half * (p.cdf(left + half * (1 + node)) - step).square()
+    return total.mean()
 
 
 def _mean_absolute(m: Tensor, v: Tensor) -> Tensor:

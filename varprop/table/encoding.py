@@ -120,10 +120,11 @@ class Encoder:
 
 
 def is_mixed(X: object) -> bool:
-    """Whether rows are a table that is not all numbers."""
-    return isinstance(X, pd.DataFrame) and not all(
-        isinstance(dtype, np.dtype) and dtype.kind in "iuf" for dtype in X.dtypes
-    )
+    """Whether rows are a table with anything but numbers, or with missing ones."""
+    if not isinstance(X, pd.DataFrame):
+        return False
+    numbers = all(isinstance(dtype, np.dtype) and dtype.kind in "iuf" for dtype in X.dtypes)
+    return not numbers or bool(X.isna().to_numpy().any())
 
 
 def _named_columns(table: pd.DataFrame) -> pd.DataFrame:
