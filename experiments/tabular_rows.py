@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from sklearn.compose import make_column_selector, make_column_transformer
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
@@ -27,13 +26,10 @@ from sklearn.model_selection import cross_val_predict
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
-from torch import Tensor
 
 from varprop import BayesianMLPClassifier, BayesianMLPRegressor
-from varprop.inspect.metrics import crps, log_likelihood
-from varprop.predictive import Regression
 
-from .tabular_scores import LEVEL, Prediction, normals, two_pieces
+from .tabular_scores import LEVEL, Prediction, normals, of, two_pieces
 
 Regressor = Callable[[pd.DataFrame, np.ndarray, int], Callable[[pd.DataFrame], Prediction]]
 Classifier = Callable[[pd.DataFrame, np.ndarray, int], Callable[[pd.DataFrame], np.ndarray]]
@@ -192,23 +188,7 @@ def _text(x: pd.DataFrame) -> pd.DataFrame:
 def ours(x: pd.DataFrame, y: np.ndarray, seed: int) -> Callable[[pd.DataFrame], Prediction]:
     model = BayesianMLPRegressor(random_state=seed).fit(x, y)
 
-    def predict(x: pd.DataFrame) -> Prediction:
-        p = model.predictive(x)
-        assert isinstance(p, Regression)
-        lower, upper = (end.numpy().ravel() for end in p.interval(LEVEL))
-        return Prediction(
-            p.mean.numpy().ravel(),
-            lower,
-            upper,
-            lambda y: float(log_likelihood(p, _column(y))),
-            lambda y: float(crps(p, _column(y))),
-        )
-
-    return predict
-
-
-def _column(y: np.ndarray) -> Tensor:
-    return torch.tensor(y, dtype=torch.float64).unsqueeze(-1)
+    return lambda x: of(model.predictive(x))
 
 
 # -------------------- classes

@@ -13,7 +13,7 @@ from scipy.special import ndtr
 from sklearn.metrics import roc_auc_score
 
 from varprop.inspect import metrics
-from varprop.predictive import ClassPredictive, NormalPredictive, Regression, mixture
+from varprop.predictive import ClassPredictive, NormalPredictive, Predictive, Regression, mixture
 
 LEVEL = 0.9
 Z = 1.6448536269514722
@@ -41,7 +41,11 @@ def normals(mean: np.ndarray, std: np.ndarray) -> Prediction:
         NormalPredictive(_column(m), torch.zeros(len(m), 1, dtype=torch.float64), _column(s).square())
         for m, s in zip(np.atleast_2d(mean), np.atleast_2d(std), strict=True)
     ]
-    p = components[0] if len(components) == 1 else mixture(components)
+    return of(components[0] if len(components) == 1 else mixture(components))
+
+
+def of(p: Predictive) -> Prediction:
+    """A predictive distribution of varprop, for one target."""
     assert isinstance(p, Regression)
     lower, upper = (end.numpy().ravel() for end in p.interval(LEVEL))
     return Prediction(
@@ -88,18 +92,6 @@ def _standard_crps(z: Any) -> Any:
     return (
         z * (2 * ndtr(z) - 1) + math.sqrt(2 / math.pi) * np.exp(-0.5 * np.square(z)) - 1 / math.sqrt(math.pi)
     )
-
-
-def from_quantiles(quantiles: np.ndarray, y: np.ndarray) -> float:
-    """CRPS from the quantiles at (k + 1/2) / n: twice the mean of their pinball losses.
-
-    >>> from scipy.special import ndtri
-    >>> print(f"{from_quantiles(ndtri((np.arange(100) + 0.5) / 100)[:, None], np.ones(1)):.2f}")
-    0.60
-    """
-    n = len(quantiles)
-    level, miss = (np.arange(n)[:, None] + 0.5) / n, y - quantiles
-    return float(2 * np.mean(np.maximum(level * miss, (level - 1) * miss)))
 
 
 def regression(p: Prediction, y: np.ndarray) -> dict[str, float | None]:
