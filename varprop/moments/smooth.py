@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import torch
@@ -12,6 +11,8 @@ from torch import Tensor
 from ..gaussian import Gaussian
 
 NODES = 32
+_RULES = {n: [tuple(a.tolist()) for a in np.polynomial.hermite_e.hermegauss(n)] for n in (8, NODES)}
+"""Nodes and weights by their number, as constants that `torch.compile` can read."""
 
 
 def expectation(g: Callable[[Tensor], Tensor], x: Gaussian, points: int = NODES) -> Tensor:
@@ -55,11 +56,5 @@ def _at_nodes(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tenso
 def hermite(x: Gaussian, points: int = NODES) -> tuple[Tensor, Tensor]:
     """Nodes and weights for a standard normal variable, shaped to stack in front of x."""
     shape, dtype = (-1, *(1,) * x.mean.dim()), torch.promote_types(x.mean.dtype, x.var.dtype)
-    rule = _rule(points)
-    nodes, weights = (torch.tensor(a, dtype=dtype, device=x.mean.device).view(shape) for a in rule)
+    nodes, weights = (torch.tensor(a, dtype=dtype, device=x.mean.device).view(shape) for a in _RULES[points])
     return nodes, weights / weights.sum(0)
-
-
-@cache
-def _rule(points: int) -> list[tuple[float, ...]]:
-    return [tuple(a.tolist()) for a in np.polynomial.hermite_e.hermegauss(points)]
