@@ -354,6 +354,8 @@ def test_conformal_intervals_cover() -> None:
     model = BayesianMLPRegressor(**(QUICK | {"folds": 5})).fit(X[TRAIN], Y[TRAIN])
     lower, upper = model.predict_interval(X[200:], 0.8, conformal=True)
     assert 0.73 < np.mean((lower <= Y[200:]) & (Y[200:] <= upper)) < 0.87
+    model.partial_fit(X[200:], Y[200:])
+    assert not hasattr(model, "oof_predict_"), "every member has seen all rows now"
     with pytest.raises(ValueError, match="fit with folds=2 or more"):
         BayesianMLPRegressor(**PLAIN).fit(X[TRAIN], Y[TRAIN]).predict_interval(X[TEST], conformal=True)
 

@@ -186,6 +186,9 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         if not len(X):
             raise ValueError("All sample weights are zero; at least one row must count.")
         folds = 1 if once else self._fold_count(len(X))
+        if once:
+            for name in [name for name in vars(self) if name.startswith("oof_")]:
+                delattr(self, name)  # from now on every member has seen all rows
         if new:
             self._dtype = dtype or (torch.float32 if X.dtype == np.float32 else torch.float64)
             self.random_ = int(check_random_state(self.random_state).randint(2**31))
