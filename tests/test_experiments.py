@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from benchmarks import against, lbfgs, replicas, step
+from benchmarks import tables as table_times
 from experiments import (
     accuracy,
     calibrate,
@@ -341,6 +342,15 @@ def test_the_benchmark_of_lbfgs_from_end_to_end(tmp_path: Path, capsys: pytest.C
     results = json.loads((tmp_path / "lbfgs.json").read_text())["results"]["boston"]
     assert results["lbfgs from -9"][-1]["loss"] < results["adam from -9"][-1]["loss"]
     assert "| boston | lbfgs from -5 |" in capsys.readouterr().out
+
+
+def test_the_time_of_a_table_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mlxtend", reason="mlxtend carries boston")
+    table_times.main(["--tables", "boston", "--epochs", "1", "--out", str(tmp_path / "tables.json")])
+    found = json.loads((tmp_path / "tables.json").read_text())["tables"]["boston"]
+    assert found["seconds"] == pytest.approx(sum(found["parts"].values()))
+    assert min(found["parts"].values()) > 0
+    assert "boston" in capsys.readouterr().out
 
 
 def test_the_correlation_of_positions_from_end_to_end(
