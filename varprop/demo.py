@@ -107,7 +107,7 @@ def _digits(page: Path) -> dict[str, list[float]]:
 
 
 def _curve(out: Path) -> Path:
-    """A noisy sine with a gap in the data: one network, and members that differ where they know nothing."""
+    """A noisy sine with a gap in the data: one network, and the mixture of five that the default trains."""
     generator = torch.Generator().manual_seed(1)
     x = torch.cat(
         [torch.rand(120, 1, generator=generator) * 2 - 3, torch.rand(120, 1, generator=generator) * 2 + 1]
