@@ -26,9 +26,6 @@ class LBFGS(Optimizer):
     parameters are stacked in front and the closure returns a loss for each member. One evaluation then tries
     a point for every member: each has its own curvature and line search, and none waits for another.
 
-    A group of parameters may have a `scale`, the unit in which it is measured: a larger one moves it further
-    in the first steps, before the curvature is known.
-
     :param iterations: evaluations of one step.
     :param warm_up: steps of Adam before the first one. From random weights, the first directions of L-BFGS
         are poor, and noise that varies is learned where the mean should be.
@@ -47,13 +44,13 @@ class LBFGS(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[dict[str, object]],
+        params: Iterable[Tensor],
         members: int | None = None,
         iterations: int = ITERATIONS,
         warm_up: int = 0,
     ) -> None:
         self.members, self.warm_up = members, warm_up
-        super().__init__(params, {"lr": 1.0, "scale": 1.0, "iterations": iterations})
+        super().__init__(params, {"lr": 1.0, "iterations": iterations})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
@@ -78,35 +75,33 @@ class LBFGS(Optimizer):
         return search.best.loss if self.members else search.best.loss[0]
 
     def _warm_up(self, closure: Callable[[], Tensor]) -> None:
-        adam = Adam([p for p, _ in self._scaled], RATE)
+        adam = Adam(self._parameters, RATE)
         for _ in range(self.warm_up):
             with torch.enable_grad():
                 closure()
             adam.step()
 
     @property
-    def _scaled(self) -> list[tuple[Tensor, float]]:
-        return [(p, group["scale"]) for group in self.param_groups for p in group["params"]]
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _rows(self, values: Iterable[Tensor]) -> Tensor:
         """A row for each member."""
         return torch.cat([value.detach().reshape(self.members or 1, -1) for value in values], 1)
 
     def _read(self) -> Tensor:
-        return self._rows(p / scale for p, scale in self._scaled)
+        return self._rows(self._parameters)
 
     def _write(self, x: Tensor) -> None:
-        parts = x.split([p.numel() // (self.members or 1) for p, _ in self._scaled], 1)
-        for (p, scale), part in zip(self._scaled, parts, strict=True):
-            p.copy_(part.reshape(p.shape) * scale)
+        parts = x.split([p.numel() // (self.members or 1) for p in self._parameters], 1)
+        for p, part in zip(self._parameters, parts, strict=True):
+            p.copy_(part.reshape(p.shape))
 
     def _evaluate(self, closure: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         """The loss of each member and its gradient."""
         with torch.enable_grad():
             loss = closure().detach().reshape(-1).double()
-        return loss, self._rows(
-            torch.zeros_like(p) if p.grad is None else p.grad * scale for p, scale in self._scaled
-        )
+        return loss, self._rows(torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters)
 
 
 def take_step(kind: Optimizer, optimiser: Optimizer, closure: Callable[[], Tensor]) -> None:
