@@ -8,13 +8,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..methods import PBP, Method
 from ..methods.tables import scale
 from ..objectives import LogMarginal
 from ..posterior import posteriors
 from ..predictive import NormalPredictive
+from .tape import record
 
 
 class Gamma(NamedTuple):
@@ -240,7 +240,6 @@ class AssumedDensityFilter:
 def _program(visit: Visit, q: Belief, x: Tensor, y: Tensor, compile: bool) -> Visit:
     """The function for arguments of these shapes, as tensor operations or, compiled, as machine code.
 
-    Tracing it once removes the cost of mapping, module calls and recording gradients from every visit.
     Inductor is called directly, because the guards of `torch.compile` would take as long as the visit.
     """
 
@@ -250,13 +249,12 @@ def _program(visit: Visit, q: Belief, x: Tensor, y: Tensor, compile: bool) -> Vi
         new = visit(Belief(mean, logvar, Gamma(shape, rate)), x, y)
         return new.mean, new.logvar, *new.noise
 
-    example: list[Tensor | int | torch.SymInt | None] = [q.mean, q.logvar, *q.noise, x, y]
-    traced = make_fx(flat)(*example)
-    program: Callable[..., Sequence[Tensor]] = traced
+    example = [q.mean, q.logvar, *q.noise, x, y]
+    program = record(flat, *example).operations
     if compile:
         from torch._inductor import compile as machine_code  # importing it takes seconds
 
-        program = cast(Callable[..., Sequence[Tensor]], machine_code(traced, example))
+        program = cast(Callable[..., Sequence[Tensor]], machine_code(program, example))  # type: ignore
 
     def run(q: Belief, x: Tensor, y: Tensor) -> Belief:
         mean, logvar, *noise = program(q.mean, q.logvar, *q.noise, x, y)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..objectives import ELBO
 from .epochs import step
+from .tape import Program, record
 
 Result = TypeVar("Result")
 Tensors: TypeAlias = dict[str, Tensor]
-Program: TypeAlias = Callable[..., tuple[Tensors, Sequence[Tensor]]]
-"""(params, buffers, kl_weight, *batch) -> averages of the batch, and the gradients."""
 
 
 class _Bound(nn.Module):
@@ -40,6 +39,7 @@ class Stack:
         self.params, self.buffers = stack_module_state(list[nn.Module](self.bound))
         self.trained = [p for p in self.params.values() if p.requires_grad]
         self.programs: dict[int, Program] = {}
+        """(params, buffers, kl_weight, *batch) -> averages and gradients, by the size of the batch."""
 
     def __len__(self) -> int:
         return len(self.bound)
@@ -98,11 +98,7 @@ class Stack:
         return vmap(one, randomness=randomness)(params, buffers, *args)
 
     def _traced(self, *arguments: Tensor, compile: bool) -> Program:
-        """The step on a batch of this shape, as one program of plain tensor operations.
-
-        Tracing it once removes the cost of mapping, module calls and recording gradients from all later
-        steps.
-        """
+        """The step on a batch of this shape."""
 
         def gradient(
             params: Tensors, buffers: Tensors, *arguments: Tensor
@@ -117,17 +113,7 @@ class Stack:
         # Tracing runs the step once, which must not move running statistics.
         copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
         with torch.enable_grad():
-            program = make_fx(gradient)(self.params, copies, *arguments)
-        _drop_idle_operations(program)
-        return torch.compile(program, dynamic=False) if compile else program
-
-
-def _drop_idle_operations(program: torch.fx.GraphModule) -> None:
-    """Remove what mapping and differentiating leave behind: reshapes to the same shape and unused results."""
-    aten = torch.ops.aten
-    idle = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default)
-    for node in program.graph.nodes:
-        if node.target in idle and node.meta["tensor_meta"].shape == node.args[0].meta["tensor_meta"].shape:
-            node.replace_all_uses_with(node.args[0])
-    program.graph.eliminate_dead_code()
-    program.recompile()
+            program = record(gradient, self.params, copies, *arguments)
+        if not compile:
+            return program
+        return replace(program, operations=torch.compile(program.operations, dynamic=False))
