@@ -56,12 +56,10 @@ class Folds:
 
         :param weight: of each row.
         """
-        n = len(members)
-        shared, held_out = (x.expand(n, *x.shape), y.expand(n, *y.shape)), self.held_out(n)
-        seen = torch.where(held_out, 0.0, weight)
-        seen = (seen / seen.mean(1, keepdim=True)).to(x.dtype)
-        left_out = torch.where(held_out, weight, 0.0).to(x.dtype)
-        return replicas.fit(members, *shared, seen, validation=(*shared, left_out), **options)
+        held_out = self.held_out(len(members))
+        train, validation = (_rows(chosen, x, y, weight) for chosen in (~held_out, held_out))
+        train[2].div_(train[2].mean(1, keepdim=True))
+        return replicas.fit(members, *train, validation=validation, **options)
 
     def predict(self, members: Sequence[ELBO], x: Tensor) -> Predictive:
         """Of each row by the members that have not seen it."""
@@ -73,6 +71,12 @@ class Folds:
                 parts.append(predictions[0] if len(predictions) == 1 else mixture(predictions))
         # The rows of part 0 come first; the inverse of their order takes all of them back.
         return reordered(concatenate(parts), self.part.argsort(stable=True).argsort())
+
+
+def _rows(chosen: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The chosen rows of each member; where others have more, rows without weight fill it up."""
+    order = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, : int(chosen.sum(1).max())]
+    return x[order], y[order], torch.where(chosen.gather(1, order), weight[order], 0.0).to(x.dtype)
 
 
 def best_factor(score: Callable[[float], float]) -> float:

@@ -179,34 +179,42 @@ class _Curvature:
 
     def __init__(self, memory: dict[str, Tensor], like: Tensor) -> None:
         if not memory:
-            memory["steps"] = like.new_zeros(MEMORY, *like.shape)
+            members, n = like.shape
+            memory["steps"] = like.new_zeros(members, MEMORY, n)
             memory["changes"] = torch.zeros_like(memory["steps"])
         self.memory = memory
 
     def learn(self, members: Tensor, step: Tensor, change: Tensor) -> None:
         """Add a step of some members, unless the loss curves downwards along it."""
         along, square = (step.double() * change).sum(1), change.double().square().sum(1)
-        keep = (members & (along > 1e-10 * square)).unsqueeze(1)
+        keep = members & (along > 1e-10 * square)
         for name, new in (("steps", step), ("changes", change)):
             rows = self.memory[name]
-            rows.copy_(torch.where(keep, torch.cat([rows[1:], new.nan_to_num().unsqueeze(0)]), rows))
+            moved = torch.cat([rows[:, 1:], new.unsqueeze(1)], 1)
+            self.memory[name] = moved if bool(keep.all()) else torch.where(keep.view(-1, 1, 1), moved, rows)
 
     def forget(self, members: Tensor) -> None:
-        for rows in self.memory.values():
-            rows.masked_fill_(members.unsqueeze(1), 0.0)
+        if bool(members.any()):
+            for rows in self.memory.values():
+                rows.masked_fill_(members.view(-1, 1, 1), 0.0)
 
     def direction(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """-H g by the two loops of Nocedal (1980), and which members know any curvature."""
+        """-H g by the compact form of Byrd, Nocedal and Schnabel (1994), and which members know curvature.
+
+        With the steps S and changes Y as rows, R the upper triangle of S Y', D its diagonal and c the newest
+        ratio s'y / y'y: H = c I + [S; c Y]' [[R^-T (D + c Y Y') R^-1, -R^-T], [-R^-1, 0]] [S; c Y].
+        """
         steps, changes = self.memory["steps"], self.memory["changes"]
-        along = (steps * changes).sum(2, keepdim=True)
-        rho = torch.where(along > 0, 1 / along, 0.0)
-        q, weights = -gradient, []
-        for s, y, r in zip(steps.flip(0), changes.flip(0), rho.flip(0), strict=True):
-            weights.append(r * (s * q).sum(1, keepdim=True))
-            q = q - weights[-1] * y
-        newest = changes[-1].square().sum(1, keepdim=True)
-        known = newest > 0
-        q = q * torch.where(known, along[-1] / newest, 1.0)
-        for s, y, r, weight in zip(steps, changes, rho, reversed(weights), strict=True):
-            q = q + (weight - r * (y * q).sum(1, keepdim=True)) * s
-        return q, known.squeeze(1)
+        both = torch.cat([steps, changes], 1)
+        products = (both @ torch.cat([changes, gradient.unsqueeze(1)], 1).mT).double()
+        (sy, sg), (yy, yg) = (rows.split([MEMORY, 1], 2) for rows in products.split(MEMORY, 1))
+        along = sy.diagonal(dim1=1, dim2=2)
+        known = along[:, -1] > 0
+        scale = torch.where(known, along[:, -1] / yy[:, -1, -1], 1.0).view(-1, 1, 1)
+        # A row of zeros stands for a step that is not known; a 1 on the diagonal leaves it out.
+        upper = sy.triu() + torch.diag_embed((along <= 0).double())
+        u = torch.linalg.solve_triangular(upper, sg, upper=True)
+        inner = along.unsqueeze(2) * u + scale * (yy @ u - yg)
+        weights = torch.cat([torch.linalg.solve_triangular(upper.mT, inner, upper=False), -scale * u], 1)
+        found = scale.to(gradient).squeeze(1) * gradient + (weights.to(both).mT @ both).squeeze(1)
+        return -found, known

@@ -40,7 +40,7 @@ def record(function: Callable[..., Any], *args: Any) -> Program:
         result = function(*args)
     tensors, structure = tree_flatten(result)
     tape.graph.output([tape.node(tensor) for tensor in tensors])
-    _drop_idle_operations(tape.graph)
+    tape.drop_idle_operations()
     return Program(GraphModule(tape.constants, tape.graph), structure)
 
 
@@ -53,12 +53,14 @@ class _Tape(TorchDispatchMode):
         self.constants: dict[str, Tensor] = {}
         self.known: dict[int, tuple[Node, Tensor]] = {}
         """By the identity of a tensor, which is kept so that no other takes its identity."""
+        self.changed: set[int] = set()
+        """The memory of tensors that were changed in place."""
         for i, tensor in enumerate(inputs):
             self.know(tensor, self.graph.placeholder(f"input{i}"))
 
     def know(self, value: object, node: Node) -> None:
         if isinstance(value, Tensor):
-            node.meta["shape"] = value.shape
+            node.meta["shape"], node.meta["memory"] = value.shape, _memory(value)
             self.known[id(value)] = node, value
         elif isinstance(value, list | tuple):
             for i, part in enumerate(value):
@@ -76,14 +78,38 @@ class _Tape(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         nodes = tree_map_only(Tensor, self.node, (args, kwargs or {}))
         self.know(result, self.graph.call_function(func, *nodes))
+        if func._schema.is_mutable:
+            self.changed |= {_memory(tensor) for tensor in tree_leaves(result)}
         return result
 
+    def drop_idle_operations(self) -> None:
+        """Remove reshapes to the same shape, what is computed a second time, and what is not used."""
+        aten = torch.ops.aten
+        idle = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default)
+        first: dict[str, Node] = {}
+        for node in self.graph.nodes:
+            if node.target in idle and node.meta["shape"] == node.args[0].meta["shape"]:
+                node.replace_all_uses_with(node.args[0])
+            elif self._is_fixed(node):
+                earlier = first.setdefault(self._content(node), node)
+                if earlier is not node:
+                    node.replace_all_uses_with(earlier)
+        self.graph.eliminate_dead_code()
 
-def _drop_idle_operations(graph: Graph) -> None:
-    """Remove what mapping and differentiating leave behind: reshapes to the same shape and unused results."""
-    aten = torch.ops.aten
-    idle = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default)
-    for node in graph.nodes:
-        if node.target in idle and node.meta["shape"] == node.args[0].meta["shape"]:
-            node.replace_all_uses_with(node.args[0])
-    graph.eliminate_dead_code()
+    def _content(self, node: Node) -> str:
+        """What nodes of equal value have in common."""
+        if node.op == "get_attr":
+            constant = self.constants[str(node.target)]
+            return f"{constant.dtype}{constant.tolist()}" if constant.numel() < 100 else node.name
+        return f"{node.target}{node.args}{node.kwargs}"
+
+    def _is_fixed(self, node: Node) -> bool:
+        """Whether a value is the same whenever it is computed, and never changes."""
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return False
+        parts = [node, *node.all_input_nodes]
+        return node.op != "placeholder" and not any(part.meta.get("memory") in self.changed for part in parts)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
