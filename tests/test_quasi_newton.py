@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import varprop as vp
-from varprop.training.quasi_newton import LBFGS
+from varprop.training.quasi_newton import LBFGS, Rounds
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -61,10 +61,10 @@ def test_every_member_has_its_own_line_search() -> None:
     """Quadratics of very different curvature: the steps that suit one never take another to its optimum."""
     curvature, optimum = torch.tensor([1e-3, 1.0, 1e4]), torch.tensor([5.0, -1.0, 0.2])
     w = nn.Parameter(torch.zeros(3, 2))
-    optimiser = LBFGS([w], members=3)
+    optimiser = Rounds([w], 3)
 
     def closure() -> Tensor:
-        optimiser.zero_grad()
+        w.grad = None
         losses = (curvature.view(3, 1) * (w - optimum.view(3, 1)).square()).sum(1)
         losses.sum().backward()
         return losses
@@ -133,7 +133,7 @@ def test_an_error_in_the_objective_ends_the_round(members: int) -> None:
         return (w.detach() - 1).square().sum(1) * torch.arange(1.0, members + 1) ** 2
 
     with pytest.raises(RuntimeError, match="the objective fails"):
-        LBFGS([w], members=members).step(closure)
+        Rounds([w], members).step(closure)
 
 
 def test_what_it_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

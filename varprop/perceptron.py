@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from numbers import Integral, Real
@@ -43,8 +43,10 @@ COMPARED = 2000
 """Rows of a large table on which choices are compared."""
 LOGVAR = -7.0
 """The logarithms of the weights' variances at the start."""
-ROUNDS, PATIENCE = 40, 5
+ROUNDS, PATIENCE = 100, 4
 """The most rounds of L-BFGS, and rounds without a better one after which a member stops."""
+RACE = 10
+"""Rounds of L-BFGS after which only the best choice is trained further."""
 STEPS = 4000, 40_000
 """The fewest and the most steps of Adam that "auto" makes."""
 
@@ -137,12 +139,12 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         """Whether any parameter is chosen by the out-of-fold log-likelihood."""
         return False
 
-    def _candidates(self, y: np.ndarray) -> list[Choice]:
-        """What "auto" may stand for; the first is taken where nothing can be compared."""
-        return [{}]
+    def _choice(self, y: np.ndarray, compared: bool) -> Choice:
+        """What "auto" stands for at first, where it can be compared with others and where it cannot."""
+        return {}
 
-    def _further_candidates(self, y: np.ndarray) -> list[Choice]:
-        """What else to try after a fit that was the best so far."""
+    def _other_choices(self, y: np.ndarray) -> list[Choice]:
+        """What else to try after the first fit."""
         return []
 
     def _encoded(self, X: Any, new: bool) -> Any:
@@ -192,41 +194,52 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         if new:
             self._dtype = dtype or (torch.float32 if X.dtype == np.float32 else torch.float64)
             self.random_ = int(check_random_state(self.random_state).randint(2**31))
-            choice = self._candidates(y)[0]
-            if folds > 1 and self._is_open:
-                best = self._best(X, y, weight)
+            compared = folds > 1 and self._is_open
+            choice = self._choice(y, compared)
+            if compared:
+                leader = self._leader(choice, X, y, weight)
                 if len(X) < MANY:
-                    self.__dict__.update(vars(best))
-                    return self
-                choice = best.choices_
+                    self.__dict__.update(vars(leader))
+                    return self._trained_further(X, y, weight, folds)
+                choice = leader.choices_
             self._start(choice, X, y, weight, folds)
         self._train_members(X, y, weight, folds, once)
         return self
 
-    def _best(self: Self, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Self:
-        """The fit with the best out-of-fold log-likelihood; on some rows of a large table."""
+    def _leader(self: Self, choice: Choice, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Self:
+        """The choice with the best out-of-fold log-likelihood in a race; on some rows of a large table."""
         if len(X) >= MANY:
             rows = np.random.RandomState(self.random_).permutation(len(X))[:COMPARED]
             X, y, weight = X[rows], y[rows], weight[rows]
-        trials: list[Self] = []
+        folds, rounds = self._fold_count(len(X)), self._rounds(len(X))
+        options: dict[str, Any] = {} if rounds is None else {"epochs": min(RACE, rounds)}
 
-        def best() -> Self:
-            return max(trials, key=lambda trial: trial.oof_log_likelihood_)
+        def trial(choice: Choice) -> Self:
+            found = copy(self)
+            found._start(choice, X, y, weight, folds)
+            found._train_members(X, y, weight, folds, **options)
+            return found
 
-        def compare(choices: Sequence[Choice]) -> None:
-            for choice in choices:
-                trial = copy(self)
-                folds = trial._fold_count(len(X))
-                trial._start(choice, X, y, weight, folds)
-                trial._train_members(X, y, weight, folds, once=False)
-                trials.append(trial)
-
-        compare(self._candidates(y))
-        compare(best()._further_candidates(y))
-        self.candidates_ = best().candidates_ = pd.DataFrame(
+        first = trial(choice)
+        trials = [first, *(trial(other) for other in first._other_choices(y))]
+        best = max(trials, key=lambda trial: trial.oof_log_likelihood_)
+        self.candidates_ = best.candidates_ = pd.DataFrame(
             [{**trial.choices_, "log-likelihood": trial.oof_log_likelihood_} for trial in trials]
         )
-        return best()
+        return best
+
+    def _trained_further(self: Self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> Self:
+        """The rounds of L-BFGS after the race, if they make the out-of-fold log-likelihood better."""
+        rounds = self._rounds(len(X))
+        if rounds is None or rounds <= RACE:
+            return self
+        longer = copy(self)
+        longer.members_ = deepcopy(self.members_)
+        longer.elbo_, longer.n_seen_ = longer.members_[0], 0.0
+        longer._train_members(X, y, weight, folds, epochs=rounds - RACE, warm_up=0)
+        if longer.oof_log_likelihood_ > self.oof_log_likelihood_:
+            self.__dict__.update(vars(longer))
+        return self
 
     def _start(self, choice: Choice, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> None:
         """New scales, and new networks from the random state."""
@@ -259,7 +272,13 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         return ELBO(net, method, likelihood, prior, n_data=1, kl_z_weight=self.kl_z_weight)
 
     def _train_members(
-        self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int, once: bool
+        self,
+        X: np.ndarray,
+        y: np.ndarray,
+        weight: np.ndarray,
+        folds: int,
+        once: bool = False,
+        **options: Any,
     ) -> None:
         model = replace(self.model_, encoder=None)  # the rows are encoded already
         x, t, w = model.inputs(X), model.targets(y), torch.from_numpy(weight)
@@ -270,7 +289,8 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
             self._note(self._fit_all(x, t, w, once))
             return
         parts = Folds.draw(x, t, folds, self.random_)
-        options = {**self._options(len(X), folds), "seeds": self._seeds, "progress": bool(self.verbose)}
+        options = {**self._options(len(X), folds), **options}
+        options |= {"seeds": self._seeds, "progress": bool(self.verbose)}
         with _single_precision(self.members_):
             self._note(parts.fit(self.members_, x.float(), _single(t), w, **options))
         self._judge(parts, x, model.target.values(y), t, w)
@@ -326,12 +346,18 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         seen = max(1, rows - rows // folds)
         batch_size = self._batch_size(seen)
         adam: dict[str, Any] = {"lr": positive("lr", self.lr), "batch_size": batch_size}
+        rounds = self._rounds(rows)
+        if rounds is not None:
+            return {"optimizer": "lbfgs", "epochs": rounds, "patience": self._patience}
+        patience = None if self.n_iter_no_change == "auto" else self._patience
+        epochs = self._epochs(seen, batch_size)
+        return {**adam, "epochs": epochs, "schedule": "cosine", "patience": patience}
+
+    def _rounds(self, rows: int) -> int | None:
+        """The most rounds of L-BFGS; None with Adam."""
         if self._optimizer(rows) == "adam":
-            patience = None if self.n_iter_no_change == "auto" else self._patience
-            epochs = self._epochs(seen, batch_size)
-            return {**adam, "epochs": epochs, "schedule": "cosine", "patience": patience}
-        rounds = ROUNDS if self.epochs == "auto" else count("epochs", self.epochs)
-        return {"optimizer": "lbfgs", "epochs": rounds, "patience": self._patience}
+            return None
+        return ROUNDS if self.epochs == "auto" else count("epochs", self.epochs)
 
     @property
     def _patience(self) -> int:

@@ -66,7 +66,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     :param prior: over the weights; a number g is `priors.FanIn(g)`, N(0, g/n) for the weights into a unit of
         n inputs.
     :param noise: "constant"; "heteroscedastic", which differs between inputs; "student", with heavy tails; or
-        "auto", the one with the best out-of-fold log-likelihood.
+        "auto", the better of the last two by the out-of-fold log-likelihood.
     :param log_target: learn the logarithms of the targets; "auto" tries it for positive and skewed ones.
     :param anchored: centre each member's prior on its first weights, so that members differ where there are
         no data; for priors by the fan-in.
@@ -77,11 +77,11 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     :param optimizer: "lbfgs" on all rows at once, after a few epochs of Adam; "adam"; "auto" is L-BFGS below
         5,000 rows, if the method does not sample.
     :param epochs: of Adam, or rounds of L-BFGS; "auto" is 120 of Adam, or 60 from 5,000 rows on, but at least
-        4,000 steps and at most 40,000; and at most 40 rounds.
+        4,000 steps and at most 40,000; and at most 100 rounds.
     :param lr: learning rate of Adam; it falls to zero as a cosine.
     :param batch_size: of Adam; "auto" is a hundredth of the rows, between 32 and 256.
     :param n_iter_no_change: epochs without a better log-likelihood on its fold after which a member stops;
-        "auto" is 5 rounds of L-BFGS, and never with Adam. In any case its best weights are kept.
+        "auto" is 4 rounds of L-BFGS, and never with Adam. In any case its best weights are kept.
     :param warm_start: let `fit` go on from the weights and scales of the last fit.
     :param verbose: show a progress bar.
 
@@ -130,7 +130,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     def _is_open(self) -> bool:
         return "auto" in (self.noise, self.log_target)
 
-    def _candidates(self, y: np.ndarray) -> list[Choice]:
+    def _choice(self, y: np.ndarray, compared: bool) -> Choice:
         if self.noise not in ("auto", *get_args(Noise)):
             raise ValueError(
                 f'noise must be "auto" or one of {", ".join(get_args(Noise))}, got {self.noise!r}.'
@@ -140,10 +140,10 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         log = self.log_target is True
         if log and not (y > 0).all():
             raise ValueError("log_target needs positive targets, and y has some that are zero or negative.")
-        noises = ["constant", "heteroscedastic"] if self.noise == "auto" else [self.noise]
-        return [{"noise": noise, "log_target": log} for noise in noises]
+        automatic = "heteroscedastic" if compared else "constant"
+        return {"noise": automatic if self.noise == "auto" else self.noise, "log_target": log}
 
-    def _further_candidates(self, y: np.ndarray) -> list[Choice]:
+    def _other_choices(self, y: np.ndarray) -> list[Choice]:
         further: list[Choice] = []
         if self.log_target == "auto" and self.noise != "student" and _is_skewed(y):
             further.append({**self.choices_, "log_target": True})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 
 ITERATIONS = 20
 """Evaluations of an epoch, after which the noise is updated and the model validated."""
@@ -19,12 +20,14 @@ DECREASE = 1e-4
 """The share of the slope by which an accepted step must lower the loss (Armijo)."""
 
 
+Closure: TypeAlias = Callable[[], Tensor]
+"""Computes the loss on all data and its gradients."""
+
+
 class LBFGS(Optimizer):
     """L-BFGS as a torch optimiser: one `step` is a round of evaluations, each a trial of a line search.
 
-    The closure computes the loss on all data and its gradients, as for `torch.optim.LBFGS`. With `members`,
-    parameters are stacked in front and the closure returns a loss for each member. One evaluation then tries
-    a point for every member: each has its own curvature and line search, and none waits for another.
+    The closure is that of `torch.optim.LBFGS`: it computes the loss on all data and its gradients.
 
     :param iterations: evaluations of one step.
     :param warm_up: steps of Adam before the first one. From random weights, the first directions of L-BFGS
@@ -42,29 +45,44 @@ class LBFGS(Optimizer):
     [1.0, 5.0]
     """
 
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        members: int | None = None,
-        iterations: int = ITERATIONS,
-        warm_up: int = 0,
-    ) -> None:
-        self.members, self.warm_up = members, warm_up
+    def __init__(self, params: Iterable[Tensor], iterations: int = ITERATIONS, warm_up: int = 0) -> None:
+        self.warm_up = warm_up
         super().__init__(params, {"lr": 1.0, "iterations": iterations})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> Tensor:  # type: ignore[override]
         """A round from where the parameters are; returns the loss where they end."""
         if closure is None:
             raise ValueError(
                 "LBFGS: step needs a closure that computes the loss on all data and its gradients."
             )
-        memory = self.state[self.param_groups[0]["params"][0]]
-        if not memory:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        rounds = Rounds(parameters, 1, self.param_groups[0]["iterations"], self.warm_up)
+        rounds.memory = self.state[parameters[0]]
+        return rounds.step(closure)[0]
+
+
+class Rounds:
+    """L-BFGS for the stacked parameters of several members, whose closure returns a loss for each.
+
+    One evaluation tries a point for every member: each has its own curvature and line search, and none waits
+    for another. It is no torch optimiser, because making the first of these takes seconds in any process.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], members: int, iterations: int = ITERATIONS, warm_up: int = 0
+    ) -> None:
+        self.parameters, self.members, self.iterations = parameters, members, iterations
+        self.warm_up = warm_up
+        self.memory: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Closure) -> Tensor:
+        """A round from where the parameters are; returns the losses where they end."""
+        if not self.memory:
             self._warm_up(closure)
         start = _Point(self._read(), *self._evaluate(closure))
-        search = _Search(start, _Curvature(memory, start.x))
-        for _ in range(self.param_groups[0]["iterations"]):
+        search = _Search(start, _Curvature(self.memory, start.x))
+        for _ in range(self.iterations):
             trial = search.trial
             self._write(trial)
             search.judge(_Point(trial, *self._evaluate(closure)))
@@ -72,48 +90,48 @@ class LBFGS(Optimizer):
             # The gradients and totals that a caller reads are those of the point where the round ends.
             self._write(search.best.x)
             self._evaluate(closure)
-        return search.best.loss if self.members else search.best.loss[0]
+        return search.best.loss
 
-    def _warm_up(self, closure: Callable[[], Tensor]) -> None:
-        adam = Adam(self._parameters, RATE)
-        for _ in range(self.warm_up):
-            with torch.enable_grad():
-                closure()
-            adam.step()
-
-    @property
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
+    def _warm_up(self, closure: Closure) -> None:
+        """Steps of Adam (Kingma and Ba 2015)."""
+        x = self._read()
+        mean, square = torch.zeros_like(x), torch.zeros_like(x)
+        for k in range(1, self.warm_up + 1):
+            _, gradient = self._evaluate(closure)
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(gradient.square(), 0.001)
+            x -= RATE / (1 - 0.9**k) * mean / ((square / (1 - 0.999**k)).sqrt() + 1e-8)
+            self._write(x)
 
     def _rows(self, values: Iterable[Tensor]) -> Tensor:
         """A row for each member."""
-        return torch.cat([value.detach().reshape(self.members or 1, -1) for value in values], 1)
+        return torch.cat([value.detach().reshape(self.members, -1) for value in values], 1)
 
     def _read(self) -> Tensor:
-        return self._rows(self._parameters)
+        return self._rows(self.parameters)
 
     def _write(self, x: Tensor) -> None:
-        parts = x.split([p.numel() // (self.members or 1) for p in self._parameters], 1)
-        for p, part in zip(self._parameters, parts, strict=True):
+        parts = x.split([p.numel() // self.members for p in self.parameters], 1)
+        for p, part in zip(self.parameters, parts, strict=True):
             p.copy_(part.reshape(p.shape))
 
-    def _evaluate(self, closure: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, closure: Closure) -> tuple[Tensor, Tensor]:
         """The loss of each member and its gradient."""
         with torch.enable_grad():
             loss = closure().detach().reshape(-1).double()
-        return loss, self._rows(torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters)
+        return loss, self._rows(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
 
 
-def take_step(kind: Optimizer, optimiser: Optimizer, closure: Callable[[], Tensor]) -> None:
+def take_step(kind: Optimizer | Rounds, optimiser: Optimizer | Rounds, closure: Closure) -> None:
     """A step on a batch: an optimiser with a line search evaluates the closure itself, others once before.
 
     :param kind: the optimiser, which Fabric may have wrapped in `optimiser`.
     """
-    if isinstance(kind, LBFGS | torch.optim.LBFGS):
+    if isinstance(kind, Rounds | LBFGS | torch.optim.LBFGS):
         optimiser.step(closure)  # type: ignore[arg-type]
     else:
         closure()
-        optimiser.step()
+        optimiser.step()  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)

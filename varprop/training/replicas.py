@@ -35,7 +35,7 @@ from .epochs import (
     step,
 )
 from .progress import Bar
-from .quasi_newton import LBFGS, WARM_UP, take_step
+from .quasi_newton import WARM_UP, Rounds, take_step
 from .stack import Stack
 
 ROWS = 4096
@@ -52,6 +52,7 @@ def fit(
     lr: float = 0.01,
     batch_size: int = 64,
     optimizer: Literal["lbfgs"] | None = None,
+    warm_up: int = WARM_UP,
     schedule: Literal["cosine"] | None = None,
     kl_warmup: int = 0,
     noise: Noise = "running",
@@ -72,8 +73,9 @@ def fit(
         `x.expand(len(members), *x.shape)`.
     :param y: targets, with the replicas in the first dimension.
     :param weight: how often each data point counts, of shape (replicas, rows).
-    :param optimizer: None for Adam; "lbfgs" for L-BFGS on all rows, a round of 20 evaluations an epoch, after
-        30 steps of Adam. Every member has its own line search, and no member waits for another's.
+    :param optimizer: None for Adam; "lbfgs" for L-BFGS on all rows, a round of 20 evaluations an epoch. Every
+        member has its own line search, and no member waits for another's.
+    :param warm_up: steps of Adam before the first round of L-BFGS; 0 for members that are trained already.
     :param schedule: None for a constant rate; "cosine" lowers it to zero over the run.
     :param kl_warmup: epochs over which the weight of the KL divergence rises to 1.
     :param noise: the likelihood's parameters, such as the noise, are set after each epoch from statistics
@@ -129,8 +131,14 @@ def fit(
     if weight is None and members[0].n_data not in (x.shape[1], train[0].shape[1]):
         raise wrong_size("replicas.fit", members[0].n_data, x.shape[1], train[0].shape[1])
 
+    stack = Stack(members)
+    optimiser: Optimizer | Rounds
+    if optimizer == "lbfgs":
+        optimiser = Rounds(stack.trained, len(members), warm_up=warm_up)
+    else:
+        optimiser = Adam(stack.trained, lr, fused=True)
     trainer = _Trainer(
-        Stack(members), train, seeds, epochs, lr, batch_size, optimizer, schedule, kl_warmup, noise, compile
+        stack, train, seeds, epochs, lr, batch_size, optimiser, schedule, kl_warmup, noise, compile
     )
     best = Best(patience, (len(members),))
     history: list[Record] = []
@@ -140,7 +148,7 @@ def fit(
             records = trainer.epoch(epoch)
             if held_out is not None:
                 scores = trainer.validate(held_out)
-                best.offer(epoch, scores, trainer.stack.state)
+                best.offer(epoch, scores, stack.state)
                 for record, score in zip(records, scores.tolist(), strict=True):
                     record["validation"] = score
             records = [record for record, runs in zip(records, running, strict=True) if runs]
@@ -149,8 +157,8 @@ def fit(
             bar.show(records[0], members[0].likelihood)
             if bool(best.stopped(epoch + 1).all()):
                 break
-    best.restore(trainer.stack.state)
-    trainer.stack.write_back()
+    best.restore(stack.state)
+    stack.write_back()
     return pd.DataFrame(history)
 
 
@@ -165,7 +173,7 @@ class _Trainer:
         epochs: int,
         lr: float,
         batch_size: int,
-        optimizer: str | None,
+        optimiser: Optimizer | Rounds,
         schedule: str | None,
         kl_warmup: int,
         noise: Noise,
@@ -173,10 +181,7 @@ class _Trainer:
     ) -> None:
         self.stack, self.data, self.seeds, self.epochs, self.lr = stack, data, seeds, epochs, lr
         self.batch_size, self.schedule, self.kl_warmup = batch_size, schedule, kl_warmup
-        self.noise, self.compile = noise, compile
-        self.optimiser: Optimizer = Adam(stack.trained, lr, fused=True)
-        if optimizer == "lbfgs":
-            self.optimiser = LBFGS(stack.trained, members=len(stack), warm_up=WARM_UP)
+        self.optimiser, self.noise, self.compile = optimiser, noise, compile
         self.replicas = torch.arange(len(stack), device=data[0].device).unsqueeze(1)
 
     def epoch(self, epoch: int) -> list[Record]:
@@ -187,7 +192,7 @@ class _Trainer:
         totals, kl_weights = Totals(), self._kl_weights(kl_weight(epoch, self.kl_warmup))
         batches = self._order(epoch).split(self.batch_size, dim=1)
         for i, rows in enumerate(batches):
-            if self.schedule == "cosine":
+            if self.schedule == "cosine" and isinstance(self.optimiser, Optimizer):
                 done = (epoch + i / len(batches)) / self.epochs
                 self.optimiser.param_groups[0]["lr"] = self.lr * cosine(done)
             batch = [t[self.replicas, rows] for t in self.data]

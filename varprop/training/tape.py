@@ -58,6 +58,10 @@ class _Tape(TorchDispatchMode):
         for i, tensor in enumerate(inputs):
             self.know(tensor, self.graph.placeholder(f"input{i}"))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler for the first operation, which takes seconds
+
     def know(self, value: object, node: Node) -> None:
         if isinstance(value, Tensor):
             node.meta["shape"], node.meta["memory"] = value.shape, _memory(value)
