@@ -121,9 +121,14 @@ def fit(
         ),
     ] = "auto",
     prior: Annotated[
-        float,
-        typer.Option(min=1e-6, help="Prior variance of the weights into a unit, times their number."),
-    ] = 4.0,
+        float | None,
+        typer.Option(
+            min=1e-6,
+            help="Prior variance of the weights into a unit, times their number; by default 8, or 4 for "
+            "classes.",
+            show_default=False,
+        ),
+    ] = None,
     noise: Annotated[
         NoiseName, typer.Option(help="Of numbers; auto: the kind that suits rows outside training best.")
     ] = NoiseName.auto,
@@ -191,13 +196,14 @@ def fit(
     options: dict[str, Any] = {
         "method": method.value,
         "hidden_layer_sizes": hidden_layer_sizes,
-        "prior": prior,
         "n_replicas": replicas,
         "folds": folds,
         "epochs": epochs or "auto",
         "random_state": seed,
         "verbose": not quiet and sys.stderr.isatty(),
     }
+    if prior is not None:
+        options["prior"] = prior
     if column.classes is None:
         options["noise"] = noise.value
     balanced = class_weight is ClassWeight.balanced

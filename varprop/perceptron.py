@@ -37,8 +37,10 @@ from .training import replicas
 from .training.folds import Folds
 
 MANY = 5000
-UNITS, EPOCHS = (50, 100), (120, 60)
-"""Hidden units, and epochs of Adam, that "auto" stands for, below `MANY` rows and from there on."""
+UNITS, BATCH, RATE = (50, 100), (32, 256), (0.01, 0.02)
+"""What "auto" is below `MANY` rows and from there on: hidden units, and the batch and rate of Adam."""
+STEPS, EPOCHS = (4000, 6000), ((120, 4000), (5, 60))
+"""Steps of Adam below `MANY` rows and from there on, and the fewest and most epochs that they may take."""
 COMPARED = 2000
 """Rows of a large table on which choices are compared."""
 LOGVAR = -7.0
@@ -47,8 +49,6 @@ ROUNDS, PATIENCE = 100, 4
 """The most rounds of L-BFGS, and rounds without a better one after which a member stops."""
 RACE = 10
 """Rounds of L-BFGS after which only the best choice is trained further."""
-STEPS = 4000, 40_000
-"""The fewest and the most steps of Adam that "auto" makes."""
 
 Self = TypeVar("Self", bound="BayesianMLP")
 Choice: TypeAlias = Mapping[str, object]
@@ -94,7 +94,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto"
     _: KW_ONLY
     method: str | Method = "dvi"
-    prior: float | Prior = 4.0
+    prior: float | Prior = 8.0
     anchored: bool = False
     kl_weight: float = 1.0
     kl_z_weight: float = 0.0
@@ -102,7 +102,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     n_replicas: int = 1
     optimizer: Literal["auto", "lbfgs", "adam"] = "auto"
     epochs: int | Literal["auto"] = "auto"
-    lr: float = 0.01
+    lr: float | Literal["auto"] = "auto"
     batch_size: int | Literal["auto"] = "auto"
     n_iter_no_change: int | Literal["auto"] = "auto"
     warm_start: bool = False
@@ -301,7 +301,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         batch_size = self._batch_size(len(x))
         options: dict[str, Any] = {
             "epochs": 1 if once else self._epochs(len(x), batch_size),
-            "lr": positive("lr", self.lr),
+            "lr": self._rate(len(x)),
             "batch_size": batch_size,
             "schedule": None if once else "cosine",
         }
@@ -343,15 +343,17 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
 
     def _options(self, rows: int, folds: int) -> dict[str, Any]:
         """Of the trainer of folds."""
-        seen = max(1, rows - rows // folds)
-        batch_size = self._batch_size(seen)
-        adam: dict[str, Any] = {"lr": positive("lr", self.lr), "batch_size": batch_size}
         rounds = self._rounds(rows)
         if rounds is not None:
             return {"optimizer": "lbfgs", "epochs": rounds, "patience": self._patience}
-        patience = None if self.n_iter_no_change == "auto" else self._patience
-        epochs = self._epochs(seen, batch_size)
-        return {**adam, "epochs": epochs, "schedule": "cosine", "patience": patience}
+        batch_size = self._batch_size(rows)
+        return {
+            "epochs": self._epochs(rows, batch_size, folds),
+            "lr": self._rate(rows),
+            "batch_size": batch_size,
+            "schedule": "cosine",
+            "patience": None if self.n_iter_no_change == "auto" else self._patience,
+        }
 
     def _rounds(self, rows: int) -> int | None:
         """The most rounds of L-BFGS; None with Adam."""
@@ -381,13 +383,17 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     def _batch_size(self, rows: int) -> int:
         if self.batch_size != "auto":
             return min(count("batch_size", self.batch_size), rows)
-        return int(np.clip(rows // 100, 32, 256))
+        return min(BATCH[rows >= MANY], rows)
 
-    def _epochs(self, rows: int, batch_size: int) -> int:
+    def _rate(self, rows: int) -> float:
+        return RATE[rows >= MANY] if self.lr == "auto" else positive("lr", self.lr)
+
+    def _epochs(self, rows: int, batch_size: int, folds: int = 1) -> int:
         if self.epochs != "auto":
             return count("epochs", self.epochs)
-        steps = -(-rows // batch_size)
-        return max(1, round(np.clip(EPOCHS[rows >= MANY] * steps, *STEPS) / steps))
+        many = rows >= MANY
+        seen = rows if folds == 1 else rows - rows // folds
+        return round(np.clip(STEPS[many] * batch_size / seen, *EPOCHS[many]))
 
     # --------------------------------------------------------------------------------------------- prediction
 

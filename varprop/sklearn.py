@@ -27,6 +27,7 @@ from .predictive import (
     tempered,
     widened,
 )
+from .priors import Prior
 from .training.folds import best_factor
 
 Noise = Literal["constant", "heteroscedastic", "student"]
@@ -76,10 +77,11 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     :param n_replicas: networks for each fold, from different starts.
     :param optimizer: "lbfgs" on all rows at once, after a few epochs of Adam; "adam"; "auto" is L-BFGS below
         5,000 rows, if the method does not sample.
-    :param epochs: of Adam, or rounds of L-BFGS; "auto" is 120 of Adam, or 60 from 5,000 rows on, but at least
-        4,000 steps and at most 40,000; and at most 100 rounds.
-    :param lr: learning rate of Adam; it falls to zero as a cosine.
-    :param batch_size: of Adam; "auto" is a hundredth of the rows, between 32 and 256.
+    :param epochs: of Adam, or rounds of L-BFGS; "auto" is at most 100 rounds, 4,000 steps of Adam in 120
+        epochs or more, and from 5,000 rows on 6,000 steps in 5 to 60 epochs.
+    :param lr: learning rate of Adam, which falls to zero as a cosine; "auto" is 0.01, or 0.02 from 5,000 rows
+        on.
+    :param batch_size: of Adam; "auto" is 32, or 256 from 5,000 rows on.
     :param n_iter_no_change: epochs without a better log-likelihood on its fold after which a member stops;
         "auto" is 4 rounds of L-BFGS, and never with Adam. In any case its best weights are kept.
     :param warm_start: let `fit` go on from the weights and scales of the last fit.
@@ -247,8 +249,9 @@ def _is_skewed(y: np.ndarray) -> bool:
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     """Classification with a multilayer perceptron whose probabilities include the uncertainty of its weights.
 
-    The parameters are those of `BayesianMLPRegressor`, but for `noise` and `log_target`. The divergence from
-    the prior counts a tenth by default: whole, it leaves probabilities less sure than they should be.
+    The parameters are those of `BayesianMLPRegressor`, but for `noise` and `log_target`. The prior is half as
+    wide, and the divergence from it counts a tenth by default: whole, it leaves probabilities less sure than
+    they should be.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -257,6 +260,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     (150, 3)
     """
 
+    prior: float | Prior = 4.0
     kl_weight: float = 0.1
 
     temperature_ = 1.0
