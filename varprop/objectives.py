@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from . import moments
 from .gaussian import Activation, Gaussian, move
+from .laplace import Laplace
 from .likelihoods import Likelihood, check_target
 from .methods.base import Call, Method, Value
 from .posterior import posteriors
@@ -107,6 +108,8 @@ class ELBO(nn.Module):
         self.prior = prior
         self.n_data = n_data
         self.kl_z_weight = kl_z_weight
+        self.covariance: Laplace | None = None
+        """Where predictions know the correlations between weights; training and `audit` never use it."""
 
     def forward(self, x: Activation, y: Tensor) -> Tensor:
         return self.loss(self.terms(x, y))
@@ -138,6 +141,11 @@ class ELBO(nn.Module):
         kls = [self.prior.kl(q.random) for _, q in posteriors(self.net)]
         return sum(kls[1:], kls[0]) if kls else next(self.net.parameters()).new_zeros(())
 
+    def latent(self, x: Activation) -> Activation:
+        """The network's output at x."""
+        f = self.method(self.net, x)
+        return f if self.covariance is None else self.covariance(self.net, x, f)
+
     @torch.no_grad()
     def predict(self, x: Activation, samples: int | None = None, batch_size: int | None = None) -> Predictive:
         """The predictive distribution at x.
@@ -156,7 +164,7 @@ class ELBO(nn.Module):
         if not self.method.samples:
             if samples is not None:
                 raise ValueError(f"predict: {self.method.name} draws no samples; leave `samples` out.")
-            return self.likelihood.predictive(self.method(self.net, x))
+            return self.likelihood.predictive(self.latent(x))
         if samples is None:
             raise ValueError(
                 f"predict: {self.method.name} predicts by sampling; "

@@ -24,16 +24,18 @@ from torch import Tensor, nn
 from .inspect.consistency import Audit
 from .inspect.explanation import Explanation, explain
 from .io.description import ModelFileError, describe_estimator
+from .laplace import RANK, Laplace
 from .likelihoods import Likelihood
 from .methods import METHODS, Method
 from .model import Fitted, Model, Standardise, Target
 from .objectives import ELBO
-from .posterior import centred, variational
-from .predictive import Predictive
+from .posterior import variational
+from .predictive import Predictive, Regression
 from .priors import FanIn, Horseshoe, Prior
 from .table.encoding import Encoder, is_mixed
 from .training import loop as training
 from .training import replicas
+from .training.epochs import predict
 from .training.folds import Folds
 
 MANY = 5000
@@ -95,7 +97,6 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     _: KW_ONLY
     method: str | Method = "dvi"
     prior: float | Prior = 8.0
-    anchored: bool = False
     kl_weight: float = 1.0
     kl_z_weight: float = 0.0
     folds: int = 5
@@ -146,6 +147,11 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     def _other_choices(self, y: np.ndarray) -> list[Choice]:
         """What else to try after the first fit."""
         return []
+
+    @property
+    def _gain(self) -> float | None:
+        """The prior variance of weights times the inputs of their unit; None to leave correlations out."""
+        return None
 
     def _encoded(self, X: Any, new: bool) -> Any:
         """A table that is not all numbers, as numbers; anything else as it is."""
@@ -198,12 +204,16 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
             choice = self._choice(y, compared)
             if compared:
                 leader = self._leader(choice, X, y, weight)
+                choice = leader.choices_
                 if len(X) < MANY:
                     self.__dict__.update(vars(leader))
-                    return self._trained_further(X, y, weight, folds)
-                choice = leader.choices_
+                    self._train_further(X, y, weight, folds)
+                    self._correlate(X, y, weight, folds)
+                    return self
             self._start(choice, X, y, weight, folds)
         self._train_members(X, y, weight, folds, once)
+        if folds > 1:
+            self._correlate(X, y, weight, folds)
         return self
 
     def _leader(self: Self, choice: Choice, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Self:
@@ -228,18 +238,17 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         )
         return best
 
-    def _trained_further(self: Self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> Self:
+    def _train_further(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> None:
         """The rounds of L-BFGS after the race, if they make the out-of-fold log-likelihood better."""
         rounds = self._rounds(len(X))
         if rounds is None or rounds <= RACE:
-            return self
+            return
         longer = copy(self)
         longer.members_ = deepcopy(self.members_)
         longer.elbo_, longer.n_seen_ = longer.members_[0], 0.0
         longer._train_members(X, y, weight, folds, epochs=rounds - RACE, warm_up=0)
         if longer.oof_log_likelihood_ > self.oof_log_likelihood_:
             self.__dict__.update(vars(longer))
-        return self
 
     def _start(self, choice: Choice, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> None:
         """New scales, and new networks from the random state."""
@@ -264,8 +273,6 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         net = nn.Sequential(*layers[:-1])
         is_horseshoe = isinstance(prior, Horseshoe)
         variational(net, posterior="horseshoe" if is_horseshoe else "full", init="he", logvar=LOGVAR)
-        if self.anchored and isinstance(prior, FanIn) and not method.deterministic:
-            centred(net)
         if method.deterministic:
             for layer in net.modules():
                 layer._parameters.pop("weight_logvar", None)
@@ -284,6 +291,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         x, t, w = model.inputs(X), model.targets(y), torch.from_numpy(weight)
         self.n_seen_ += float(weight.sum()) * (1 if folds == 1 else 1 - 1 / folds)
         for member in self.members_:
+            member.covariance = None
             member.n_data = self.n_seen_ / positive("kl_weight", self.kl_weight)  # type: ignore[assignment]
         if folds == 1:
             self._note(self._fit_all(x, t, w, once))
@@ -326,6 +334,24 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         mean["epoch"] += len(self.history_)
         self.history_ = pd.concat([self.history_, mean], ignore_index=True) if self.n_iter_ else mean
         self.n_iter_ = len(self.history_)
+
+    def _correlate(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> None:
+        """Give the predictions of each member the correlations between its weights, where that can be."""
+        gain = self._gain
+        if gain is None or len(X) >= MANY:
+            return
+        model = replace(self.model_, encoder=None)
+        x, t, w = model.inputs(X), model.targets(y), torch.from_numpy(weight)
+        parts = Folds.draw(x, t, folds, self.random_)
+        seen = ~parts.held_out(len(self.members_))
+        rank = min(RANK, int(seen.sum(1).min()))
+        for member, rows in zip(self.members_, seen, strict=True):
+            p = predict(member, x[rows])
+            assert isinstance(p, Regression)
+            assert isinstance(member.net, nn.Sequential)
+            weights = w[rows].to(x.dtype)
+            member.covariance = Laplace.fit(member.net, gain, x[rows], p.aleatoric, weights, rank)
+        self._judge(parts, x, model.target.values(y), t, w)
 
     def _judge(self, parts: Folds, x: Tensor, values: Tensor, t: Tensor, w: Tensor) -> None:
         """What rows that a member has not seen say about it: its calibration and its honest score."""

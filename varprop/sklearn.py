@@ -27,7 +27,7 @@ from .predictive import (
     tempered,
     widened,
 )
-from .priors import Prior
+from .priors import FanIn, Prior
 from .training.folds import best_factor
 
 Noise = Literal["constant", "heteroscedastic", "student"]
@@ -68,9 +68,9 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         n inputs.
     :param noise: "constant"; "heteroscedastic", which differs between inputs; "student", with heavy tails; or
         "auto", the better of the last two by the out-of-fold log-likelihood.
+    :param laplace: let the variances know the correlations between weights (`varprop.laplace`), so that they
+        grow away from the data; below 5,000 rows, for a prior by the fan-in and methods with moments.
     :param log_target: learn the logarithms of the targets; "auto" tries it for positive and skewed ones.
-    :param anchored: centre each member's prior on its first weights, so that members differ where there are
-        no data; for priors by the fan-in.
     :param kl_weight: how much the divergence from the prior counts; less than 1 is a tempered posterior.
     :param kl_z_weight: weight of the gates' divergence, for VBP and CVBP.
     :param folds: parts of the rows, and with them members; 1 trains on all rows, without any of the above.
@@ -100,6 +100,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     noise: Noise | Literal["auto"] = "auto"
     log_target: bool | Literal["auto"] = "auto"
+    laplace: bool = True
 
     spread_ = 1.0
     """The factor on all variances that out-of-fold rows have asked for."""
@@ -152,6 +153,13 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         if self.noise == "auto" and self.log_target is not True and np.mean(self.oof_scores_ > FAR) > HEAVY:
             further.append({"noise": "student", "log_target": False})
         return further
+
+    @property
+    def _gain(self) -> float | None:
+        has_moments = not (self.elbo_.method.samples or self.elbo_.method.deterministic)
+        if not (self.laplace and has_moments and isinstance(self.elbo_.prior, FanIn)):
+            return None
+        return self.elbo_.prior.gain / self.kl_weight
 
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
         if self.choices_["log_target"] and self.choices_["noise"] == "student":

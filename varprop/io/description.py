@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .. import likelihoods, priors
+from ..laplace import Laplace
 from ..methods import METHODS, Method, vbp
 from ..objectives import ELBO
 from ..posterior import centred, is_random, variational
@@ -83,6 +84,7 @@ def describe_objective(elbo: ELBO) -> Description:
         "prior": describe_prior(elbo.prior),
         "n_data": elbo.n_data,
         "kl_z_weight": elbo.kl_z_weight,
+        "covariance": None if elbo.covariance is None else list(elbo.covariance.directions.shape),
     }
 
 
@@ -105,7 +107,11 @@ def make_objective(description: Description, given: Given) -> ELBO:
         likelihood = given.likelihood or _make(LIKELIHOODS, description["likelihood"])
         prior = given.prior or make_prior(description["prior"])
     options = {name: description[name] for name in ("n_data", "kl_z_weight")}
-    return ELBO(net, method, likelihood, prior, **options)
+    elbo = ELBO(net, method, likelihood, prior, **options)
+    if shape := description.get("covariance"):
+        with torch.device("meta"):
+            elbo.covariance = Laplace(*shape)
+    return elbo
 
 
 def describe_net(net: nn.Module) -> Description | None:

@@ -143,7 +143,7 @@ class Graph(nn.Module):
     @staticmethod
     def _predictive(member: nn.Module, z: Tensor) -> Predictive:
         assert isinstance(member, ELBO)
-        return member.likelihood.predictive(member.method(member.net, z))
+        return member.likelihood.predictive(member.latent(z))
 
 
 def _outputs(p: Predictive) -> Mapping[str, str]:

@@ -1,0 +1,127 @@
+"""The linearised Laplace approximation against derivatives by autograd, linear algebra and sampling."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from sklearn.datasets import load_diabetes
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+import varprop as vp
+from varprop.laplace import Laplace
+
+GAIN = 8.0
+
+
+def network(*sizes: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs, units in pairwise(sizes):
+        layers += [nn.Linear(inputs, units), nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).double()
+
+
+def jacobian(net: nn.Sequential, x: Tensor) -> Tensor:
+    """(rows, outputs, weights), by autograd."""
+    weights = {name: value.detach() for name, value in net.named_parameters()}
+
+    def output(weights: dict[str, Tensor], row: Tensor) -> Tensor:
+        result: Tensor = functional_call(net, weights, (row,))
+        return result
+
+    found = vmap(jacrev(output), (None, 0))(weights, x)
+    return torch.cat([found[name].flatten(2) for name in weights], 2)
+
+
+def prior_variances(net: nn.Sequential) -> Tensor:
+    sizes = [(p, p.shape[1] if p.dim() == 2 else 1) for p in net.parameters()]
+    return torch.cat([torch.full((p.numel(),), GAIN / n, dtype=torch.float64) for p, n in sizes])
+
+
+@pytest.mark.parametrize(("sizes", "rows"), [((3, 6, 1), 20), ((3, 6, 1), 60), ((2, 5, 4, 2), 30)])
+def test_variance_is_that_of_the_linear_model(sizes: tuple[int, ...], rows: int) -> None:
+    net, x, new = network(*sizes), torch.randn(rows, sizes[0]).double(), torch.randn(7, sizes[0]).double()
+    noise, weight = torch.rand(rows, sizes[-1]).double() + 0.1, torch.rand(rows).double()
+    found = Laplace.fit(net, GAIN, x, noise, weight, rank=1000).variance(net, new)
+    seen, unseen = jacobian(net, x), jacobian(net, new)
+    for k in range(sizes[-1]):
+        precision = prior_variances(net).reciprocal().diag()
+        precision = precision + (seen[:, k].T * (weight / noise[:, k])) @ seen[:, k]
+        expected = (unseen[:, k] @ precision.inverse() * unseen[:, k]).sum(1)
+        torch.testing.assert_close(found[:, k], expected)
+
+
+def test_rows_that_repeat_others_add_no_direction() -> None:
+    net, x = network(3, 6, 1), torch.randn(4, 3).double().repeat(3, 1)
+    laplace = Laplace.fit(net, GAIN, x, torch.full((12, 1), 0.1).double())
+    assert laplace.directions.norm(dim=1).round(decimals=6).unique().tolist() == [0.0, 1.0]
+    torch.testing.assert_close(
+        laplace.float().variance(net.float(), x.float())[:4], laplace.variance(net, x.float())[8:]
+    )
+
+
+def test_a_linear_network_has_its_exact_posterior() -> None:
+    """Weights drawn from the prior, and targets from them: the variance is that of their errors."""
+    torch.manual_seed(1)
+    net, x = nn.Sequential(nn.Linear(2, 1)).double(), torch.randn(15, 2).double()
+    new = torch.tensor([[0.5, -1.0], [4.0, 4.0]]).double()
+    features = torch.cat([x, torch.ones(15, 1)], 1).double()
+    std = torch.tensor([(GAIN / 2) ** 0.5, (GAIN / 2) ** 0.5, GAIN**0.5]).double()
+    drawn = std * torch.randn(100_000, 3).double()
+    targets = drawn @ features.T + 0.3 * torch.randn(100_000, 15).double()
+    gram = features.T @ features / 0.09 + std.square().reciprocal().diag()
+    means = torch.linalg.solve(gram, features.T @ targets.T / 0.09).T
+    errors = (drawn - means) @ torch.cat([new, torch.ones(2, 1)], 1).double().T
+    found = Laplace.fit(net, GAIN, x, torch.full((15, 1), 0.09).double()).variance(net, new)[:, 0]
+    sampled, standard_error = errors.square().mean(0), errors.square().std(0) / 100_000**0.5
+    assert ((found - sampled).abs() < 4 * standard_error).all()
+
+
+def test_few_directions_make_the_variance_larger() -> None:
+    net, x = network(3, 6, 1), torch.randn(60, 3).double()
+    noise = torch.full((60, 1), 0.1).double()
+    variances = [Laplace.fit(net, GAIN, x, noise, rank=rank).variance(net, x) for rank in (2, 10, 1000)]
+    assert (variances[0] >= variances[1]).all()
+    assert (variances[1] >= variances[2] - 1e-12).all()
+    assert (variances[2] > 0).all()
+
+
+def test_the_band_of_an_estimator_widens_in_a_gap() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat(
+        [torch.rand(60, 1, generator=generator) - 2, torch.rand(60, 1, generator=generator) + 1]
+    ).double()
+    y = x.cos() + 0.05 * torch.randn(120, 1, generator=generator)
+    ratio = {}
+    for laplace in (False, True):
+        model = vp.BayesianMLPRegressor(random_state=0, noise="constant", laplace=laplace, epochs=12)
+        model.fit(x.numpy(), y[:, 0].numpy())
+        _, std = model.predict([[-1.5], [0.0]], return_std=True)
+        ratio[laplace] = std[1] / std[0]
+    assert ratio[True] > 1.5 * ratio[False]
+    assert ratio[True] > 2
+
+
+def test_covariance_is_saved_exported_and_left_out_of_training(tmp_path: object) -> None:
+    X, y = load_diabetes(return_X_y=True)
+    model = vp.BayesianMLPRegressor(random_state=0, noise="constant", log_target=False, epochs=2).fit(X, y)
+    assert all(member.covariance is not None for member in model.members_)
+    vp.save(model, str(tmp_path))
+    _, std = vp.load(str(tmp_path)).predict(X[:5], return_std=True)
+    assert std == pytest.approx(model.predict(X[:5], return_std=True)[1])
+    found = vp.export(model).module()(torch.tensor(X[:5], dtype=torch.float32))
+    assert found["variance"][:, 0].sqrt().numpy() == pytest.approx(std, rel=1e-3)
+    model.partial_fit(X, y)
+    assert all(member.covariance is None for member in model.members_)
+
+
+@pytest.mark.parametrize(
+    "options", [{"laplace": False}, {"prior": vp.priors.Normal(1.0)}, {"method": "deterministic"}]
+)
+def test_covariance_can_be_left_out(options: dict[str, object]) -> None:
+    X, y = load_diabetes(return_X_y=True)
+    model = vp.BayesianMLPRegressor(random_state=0, noise="constant", epochs=1, **options)  # type: ignore[arg-type]
+    assert model.fit(X, y).elbo_.covariance is None
