@@ -284,7 +284,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         x, t, w = model.inputs(X), model.targets(y), torch.from_numpy(weight)
         self.n_seen_ += float(weight.sum()) * (1 if folds == 1 else 1 - 1 / folds)
         for member in self.members_:
-            member.n_data = self.n_seen_ / positive("kl_weight", self.kl_weight)  # type: ignore[assignment]
+            member.n_data = self.n_seen_ / positive("kl_weight", self.kl_weight)
         if folds == 1:
             self._note(self._fit_all(x, t, w, once))
             return

@@ -16,7 +16,7 @@ from torch import nn
 from .. import likelihoods, priors
 from ..methods import METHODS, Method, vbp
 from ..objectives import ELBO
-from ..posterior import centred, is_random, variational
+from ..posterior import centred, is_random, remembered, variational
 from ..table.encoding import Encoder
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ LAYERS: dict[str, type[nn.Module]] = {
 """The layers that a file may name. Nothing else in a file is ever looked up or called."""
 PRIORS: dict[str, type[priors.Prior]] = {
     name: getattr(priors, name)
-    for name in ("Normal", "FanIn", "Centred", "LogUniform", "EmpiricalBayes", "Horseshoe")
+    for name in ("Normal", "FanIn", "Centred", "Earlier", "LogUniform", "EmpiricalBayes", "Horseshoe")
 }
 LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
     name: getattr(likelihoods, name)
@@ -82,6 +82,7 @@ def describe_objective(elbo: ELBO) -> Description:
         "likelihood": _describe_likelihood(elbo.likelihood),
         "prior": describe_prior(elbo.prior),
         "n_data": elbo.n_data,
+        "seen": elbo.seen,
         "kl_z_weight": elbo.kl_z_weight,
     }
 
@@ -105,7 +106,9 @@ def make_objective(description: Description, given: Given) -> ELBO:
         likelihood = given.likelihood or _make(LIKELIHOODS, description["likelihood"])
         prior = given.prior or make_prior(description["prior"])
     options = {name: description[name] for name in ("n_data", "kl_z_weight")}
-    return ELBO(net, method, likelihood, prior, **options)
+    elbo = ELBO(net, method, likelihood, prior, **options)
+    elbo.seen = description.get("seen", elbo.n_data)
+    return elbo
 
 
 def describe_net(net: nn.Module) -> Description | None:
@@ -125,6 +128,7 @@ def _describe_layer(layer: nn.Module) -> Description | None:
         description["posterior"] = "horseshoe" if horseshoe else "factored" if factored else "full"
         description["random_bias"] = hasattr(layer, "bias_logvar")
         description["centred"] = hasattr(layer, "weight_centre")
+        description["remembered"] = hasattr(layer, "weight_earlier")
     return description
 
 
@@ -157,6 +161,8 @@ def make_net(description: Description) -> nn.Module:
         variational(layer, posterior=description["posterior"], biases=description["random_bias"])
         if description.get("centred"):
             centred(layer)
+        if description.get("remembered"):
+            remembered(layer)
     return layer
 
 
