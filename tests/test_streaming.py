@@ -135,7 +135,7 @@ def test_ten_parts_teach_what_all_data_at_once_do(method: vp.Method) -> None:
         ).double()
         options: dict[str, Any] = {"optimizer": "lbfgs", "epochs": 3}
         if method.samples:
-            options = {"epochs": 100 if parts > 1 else 10, "lr": 0.03, "batch_size": 10}
+            options = {"epochs": 100 if parts > 1 else 10, "lr": 0.1, "batch_size": 10}
         for part in zip(x.chunk(parts), y.chunk(parts), strict=True):
             vp.update(elbo, *part, noise="fixed", **options)
         assert elbo.seen == 100
@@ -185,7 +185,7 @@ def test_a_network_without_posterior_is_only_trained_on() -> None:
     assert isinstance(elbo.prior, vp.priors.Normal)
 
 
-# ---------------------------------------------------------------------------------------------------- failures
+# --------------------------------------------------------------------------------------------------- failures
 
 
 def refused() -> Iterator[tuple[str, tuple[Tensor, ...], str]]:
