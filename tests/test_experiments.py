@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import against, lbfgs, replicas, step
+from benchmarks import against, lbfgs, replicas, step, stream
 from benchmarks import tables as table_times
 from experiments import (
     accuracy,
@@ -351,6 +351,21 @@ def test_the_time_of_a_table_from_end_to_end(tmp_path: Path, capsys: pytest.Capt
     assert found["seconds"] == pytest.approx(sum(found["parts"].values()))
     assert min(found["parts"].values()) > 0
     assert "boston" in capsys.readouterr().out
+
+
+def test_the_stream_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "stream.json"
+    stream.main(["--rows", "3000", "--part", "1000", "--epochs", "2", "--out", str(out)])
+    assert [part["rows"] for part in json.loads(out.read_text())["parts"]] == [1000, 2000, 3000]
+    assert "memory" in capsys.readouterr().out
+
+
+def test_the_committed_stream_needs_bounded_memory_and_learns() -> None:
+    found = json.loads(stream.RESULT.read_text())
+    parts = found["parts"]
+    assert parts[-1]["rows"] == 1_000_000
+    assert parts[-1]["memory"] < parts[0]["memory"] + 50
+    assert parts[0]["log_likelihood"] < parts[-1]["log_likelihood"] < found["log_likelihood_of_the_noise"]
 
 
 def test_the_correlation_of_positions_from_end_to_end(
