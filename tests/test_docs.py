@@ -51,10 +51,12 @@ def commands(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
 def test_shell_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    load_diabetes(as_frame=True).frame.to_csv("diabetes.csv", index=False)
+    table = load_diabetes(as_frame=True).frame
+    for name, part in {"diabetes": table, "first": table[:300], "new": table[300:]}.items():
+        part.to_csv(f"{name}.csv", index=False)
     for line in commands(page):
         _, command, *arguments = shlex.split(line, comments=True)
-        quickly = ["--epochs", "2"] if command == "fit" else []
+        quickly = ["--epochs", "2"] if command in ("fit", "update") else []
         result = CliRunner().invoke(app, [command, *arguments, *quickly])
         assert result.exit_code == 0, result.output
 
