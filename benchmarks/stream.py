@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    cells.commit()  # cached now, because the tree may change meanwhile
     chosen = {} if options.epochs is None else {"epochs": options.epochs}
     found = stream(options.rows, options.part, **chosen)
     best = -0.5 * float(np.log(2 * np.pi * np.e * NOISE**2))

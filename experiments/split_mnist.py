@@ -3,9 +3,9 @@
 A network of one hidden layer learns 0 and 1, then 2 and 3, and so on, and never sees an earlier pair again.
 With several heads each pair has its own two outputs, and it is told which pair an image belongs to. With a
 single head all ten digits compete. The posterior of each task is the prior of the next (`vp.update`); a plain
-network is trained on. Of each task 40 images, in all 200, are left out as a coreset (Nguyen et al. 2018): before
-each test a copy of the network learns those of the tasks so far. The accuracy on each task after each task is in
-experiments/results/split_mnist.
+network is trained on. Of each task 40 images, in all 200, are left out as a coreset (Nguyen et al. 2018):
+before each test a copy of the network learns those of the tasks so far. The accuracy on each task after each
+task is in experiments/results/split_mnist.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop.gaussian import Activation, move
 
 from . import cells, data
 from .tables import markdown, standard_error
@@ -34,26 +36,31 @@ TASKS = 5
 CORESET = 40
 """Images of each task."""
 UNITS, BATCH, RATE, LOGVAR = 256, 128, 0.001, -6.0
+FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "split-mnist.png"
 EPOCHS, CORESET_EPOCHS = 2, 40
 Rows = tuple[Tensor, Tensor]
 
 
-class Head(vp.likelihoods.Categorical):
+class Head(vp.likelihoods.Likelihood):
     """The classes of one task; all classes if there is no task."""
 
     task: int | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes = vp.likelihoods.Categorical()
+
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        return super().log_prob(self._own(f), y)
+        return self.classes.log_prob(self._own(f), y)
 
     def expected_log_prob(self, f: vp.Gaussian, y: Tensor) -> Tensor:
-        own = vp.Gaussian(self._own(f.mean), self._own(f.var))
-        p = own.mean.softmax(1)
-        return super().log_prob(own.mean, y) - 0.5 * (own.var * p * (1 - p)).sum(1)
+        return self.classes.expected_log_prob(f.map(self._own), y)
 
-    def predictive(self, f: Any) -> vp.predictive.ClassPredictive:
-        own = vp.Gaussian(self._own(f.mean), self._own(f.var)) if isinstance(f, vp.Gaussian) else self._own(f)
-        return super().predictive(own)
+    def predictive(self, f: Activation) -> vp.predictive.ClassPredictive:
+        return self.classes.predictive(move(self._own, f))
+
+    def target_shape(self, f: Activation) -> torch.Size:
+        return self.classes.target_shape(f)
 
     def _own(self, f: Tensor) -> Tensor:
         return f if self.task is None else f[:, 2 * self.task : 2 * self.task + 2]
@@ -148,58 +155,62 @@ def courses(folder: Path, head: str, row: str) -> np.ndarray:
 
 def table(folder: Path = cells.RESULTS / "split_mnist") -> str:
     """The mean accuracy on the tasks so far, in percent, after two tasks and more."""
-    lines = [
-        ["", *(f"{head} head{'s' * (head == 'multi')}, {n} tasks" for head in HEADS for n in (2, 3, 4, 5))]
-    ]
+    names = {"multi": "five heads", "single": "one head"}
+    lines = [["", *(f"{names[head]}, {n} tasks" for head in HEADS for n in range(2, TASKS + 1))]]
     for row in ROWS:
-        line = []
-        for head in HEADS:
-            found = 100 * courses(folder, head, row)
-            line += (
-                [f"{v.mean():.1f} ± {standard_error(v):.1f}" for v in found.T[1:]] if len(found) else [""] * 4
-            )
-        lines.append([row, *line])
-    return markdown(lines)
+        found = [value for head in HEADS for value in 100 * courses(folder, head, row).T[1:]]
+        lines.append([row, *(f"{value.mean():.1f} ± {standard_error(value):.1f}" for value in found)])
+    return f"{markdown(lines)}\n\n![Accuracy on the tasks so far](../docs/figures/{FIGURE.name})"
+
+
+def figure(folder: Path, out: Path) -> None:
+    """The mean accuracy on the tasks so far as new ones arrive."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from .figures import COLOURS, LOOK
+
+    colours = dict(zip(METHODS, (COLOURS[3], COLOURS[0], COLOURS[2]), strict=True))
+    styles = {"alone": "-", "with_coreset": "--", "coreset_alone": ":"}
+    titles = {"multi": "five heads, task known", "single": "one head for ten digits"}
+    with plt.rc_context(LOOK):
+        drawing, axes = plt.subplots(1, 2, figsize=(8.5, 3.4), layout="constrained")
+        for head, axis in zip(HEADS, axes, strict=True):
+            for row, (method, kind) in ROWS.items():
+                mean = 100 * courses(folder, head, row).mean(0)
+                axis.plot(
+                    range(1, TASKS + 1), mean, styles[kind], color=colours[method], label=row, marker="."
+                )
+            axis.set(title=titles[head], xlabel="tasks so far", xticks=range(1, TASKS + 1))
+        axes[0].set_ylabel("accuracy on the tasks so far, %")
+        drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
+        drawing.savefig(out, dpi=130)
+        plt.close(drawing)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.split_mnist", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
-    parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS), metavar="HEADS")
+    description = __doc__.split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m experiments.split_mnist", description=description)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of each task")
     parser.add_argument("--images", type=int, help="fewer training images than all, to try things out")
-    parser.add_argument("--validation", type=int, default=0, help="test on so many training images instead")
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "split_mnist")
+    parser.add_argument("--figure", type=Path, default=FIGURE, help="file for the figure")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     x, y, x_test, y_test = data.mnist()
-    if options.validation:
-        x, y, x_test, y_test = (
-            x[: -options.validation],
-            y[: -options.validation],
-            x[-options.validation :],
-            y[-options.validation :],
-        )
-    images = (x[: options.images], y[: options.images], x_test, y_test)
-    for seed in range(options.runs):
-        for head in options.heads:
-            for method in options.methods:
-                path = options.out / head / f"{method}-{seed}.json"
-                configuration = {
-                    "seed": seed,
-                    "epochs": options.epochs,
-                    "images": len(images[0]),
-                    "units": UNITS,
-                    "rate": RATE,
-                    "logvar": LOGVAR,
-                }
-                if not cells.finished(path, configuration):
-                    found = run(method, head == "multi", images, seed, options.epochs)
-                    cells.write(path, configuration, **found)
-                    print(head, method, seed, found["alone"][-1], found["with_coreset"][-1], flush=True)
+    images = x[: options.images], y[: options.images], x_test, y_test
+    for seed, head, method in product(range(options.runs), HEADS, METHODS):
+        path = options.out / head / f"{method}-{seed}.json"
+        configuration = {"seed": seed, "epochs": options.epochs, "images": len(images[0]), "units": UNITS}
+        configuration |= {"rate": RATE, "logvar": LOGVAR}
+        if not cells.finished(path, configuration):
+            found = run(method, head == "multi", images, seed, options.epochs)
+            cells.write(path, configuration, **found)
+            print(head, method, seed, f"{np.mean(found['alone'][-1]):.3f}", flush=True)
+    figure(options.out, options.figure)
     print(table(options.out))
 
 

@@ -77,6 +77,16 @@ def test_the_readme_states_the_committed_speed_and_calibration() -> None:
     assert f"cover between {min(shares):.0%} and {max(shares):.0%}" in readme.replace(" %", "%")
 
 
+def test_the_page_of_streams_states_the_committed_measurement() -> None:
+    page = " ".join((DOCS / "streaming.md").read_text().split())
+    found = json.loads((ROOT / "benchmarks" / "results" / "stream.json").read_text())
+    first, *_, last = found["parts"]
+    assert f"took {last['seconds']:.0f} seconds of processor time" in page
+    assert f"{first['memory']:.0f} MB after the first part and {last['memory']:.0f} MB after the last" in page
+    assert f"from {first['log_likelihood']:.3f} to {last['log_likelihood']:.3f}" in page
+    assert f"of the noise is {found['log_likelihood_of_the_noise']:.3f}" in page
+
+
 def test_every_page_and_file_that_is_named_exists() -> None:
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "experiments" / "notes").glob("*.md")]:
         text = page.read_text()

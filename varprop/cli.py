@@ -311,7 +311,6 @@ def update(
     """
     check_table(data, check_model(model, with_target=True))
     check_free(model / "model.json", overwrite=True)
-    began = time.perf_counter()
     loaded = _load(model)
     with told(strict):
         complete = _complete(loaded, data)
@@ -322,7 +321,6 @@ def update(
     updated.save(model)
     rows: dict[str, str | tuple[str, str]] = {"rows used": f"{sum(map(len, complete)):,}"}
     rows |= {name: (shown(value), shown(after[name][0])) for name, (value, _) in before.items()}
-    rows["time"] = f"{time.perf_counter() - began:.1f} s"
     print_table(f"{model} with {data}", rows, ("before", "after"))
 
 
