@@ -159,8 +159,12 @@ def table(folder: Path = cells.RESULTS / "split_mnist") -> str:
     lines = [["", *(f"{names[head]}, {n} tasks" for head in HEADS for n in range(2, TASKS + 1))]]
     for row in ROWS:
         found = [value for head in HEADS for value in 100 * courses(folder, head, row).T[1:]]
-        lines.append([row, *(f"{value.mean():.1f} ± {standard_error(value):.1f}" for value in found)])
+        lines.append([row, *map(_shown, found)])
     return f"{markdown(lines)}\n\n![Accuracy on the tasks so far](../docs/figures/{FIGURE.name})"
+
+
+def _shown(value: np.ndarray) -> str:
+    return f"{value.mean():.1f}" + (f" ± {standard_error(value):.1f}" if len(value) > 1 else "")
 
 
 def figure(folder: Path, out: Path) -> None:

@@ -385,7 +385,7 @@ def test_split_mnist_from_end_to_end(
     cell = json.loads((tmp_path / "multi" / "dvi-0.json").read_text())
     assert [len(line) for line in cell["alone"]] == [1, 2, 3, 4, 5]
     assert cell["alone"][4][4] > 0.9, "the last task is learned"
-    assert f"| DVI | {50 * sum(cell['alone'][1]):.1f} ± " in capsys.readouterr().out
+    assert f"| DVI | {50 * sum(cell['alone'][1]):.1f} | " in capsys.readouterr().out
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 

@@ -249,7 +249,7 @@ def test_a_failing_partial_fit_changes_nothing() -> None:
 def test_warm_starts_have_the_prior_of_the_estimator() -> None:
     model = BayesianMLPRegressor(**PLAIN, warm_start=True).fit(X[TRAIN], Y[TRAIN])
     model.partial_fit(X[200:], Y[200:]).fit(X[TRAIN], Y[TRAIN])
-    assert model.elbo_.prior == vp.priors.FanIn(4.0)
+    assert model.elbo_.prior == vp.priors.FanIn(model.prior)
     assert model.n_seen_ == model.elbo_.n_data == 200
 
 
