@@ -238,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         estimators,
         networks,
         positions,
+        split_mnist,
         tabular_ranks,
     )
 
@@ -253,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "networks": networks.table(json.loads((accuracy / "networks.json").read_text())["networks"]),
         "positions": positions.table(json.loads((accuracy / "positions.json").read_text())["rows"]),
         "calibrate": calibration(),
+        "split_mnist": split_mnist.table(),
         "defaults": defaults.tables(),
         "estimators": estimators.tables(),
         "tabular": tabular_ranks.tables(),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -651,3 +652,63 @@ def test_a_mistake_is_told_before_anything_large_is_imported(
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_update_learns_new_rows(place: Path, tmp_path: Path) -> None:
+    """Houses of a kind that the model has not seen, at prices of their own."""
+    for target in ("price", "dear"):
+        shutil.copytree(place / target, tmp_path / target)
+        new, later = (houses(150, seed).assign(town="Ulm") for seed in (3, 4))
+        if target == "price":
+            new["price"], later["price"] = new["price"] + 4, later["price"] + 4
+        for name, table in (("new", new), ("later", later)):
+            table.to_csv(tmp_path / f"{name}.csv", index=False)
+        models = [TableModel.load(tmp_path / target)]
+        result = run("update", tmp_path / target, tmp_path / "new.csv", "--epochs", 20)
+        assert result.exit_code == 0, (result.output, result.exception)
+        assert re.search(r"rows used +│ 150 ", result.stdout), result.stdout
+        models.append(TableModel.load(tmp_path / target))
+        before, after = (model.scores([later])["log-likelihood"][0] for model in models)
+        assert after > before
+        shown = re.search(r"log-likelihood +│ (\S+) +│ (\S+) ", result.stdout)
+        assert shown is not None
+        assert float(shown[1]) == pytest.approx(models[0].scores([new])["log-likelihood"][0], rel=1e-3)
+        assert float(shown[2]) == pytest.approx(models[1].scores([new])["log-likelihood"][0], rel=1e-3)
+        assert models[1].estimator.n_seen_ == pytest.approx(models[0].estimator.n_seen_ + 150)
+        assert models[1].estimator.get_params() == models[0].estimator.get_params()
+        assert run("update", tmp_path / target, tmp_path / "later.csv", "--epochs", 1).exit_code == 0
+
+
+def test_a_failing_update_leaves_the_model(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(place / "price", model)
+    content = {path.name: path.read_bytes() for path in model.iterdir()}
+
+    def unchanged() -> bool:
+        return content == {path.name: path.read_bytes() for path in model.iterdir()}
+
+    houses(20, 3).drop(columns="price").to_csv(tmp_path / "bare.csv", index=False)
+    fails("update", model, tmp_path / "bare.csv", saying="no column 'price'")
+    wrong = houses(20, 3).astype({"price": object})
+    wrong.loc[4, "price"] = "dear"
+    wrong.to_csv(tmp_path / "wrong.csv", index=False)
+    fails("update", model, tmp_path / "wrong.csv", saying="'dear' in row 5")
+    huge = houses(20, 3)
+    huge.loc[4, "price"] = 1e30
+    huge.to_csv(tmp_path / "huge.csv", index=False)
+    fails("update", model, tmp_path / "huge.csv", saying="times the usual distance from the median")
+    fails("update", tmp_path / "none", tmp_path / "huge.csv", saying="does not exist")
+    houses(20, 3).to_csv(tmp_path / "new.csv", index=False)
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise FloatingPointError("fit: the loss is nan in epoch 0; check the data, lower lr, or set clip.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("varprop.training.replicas.fit", broken)
+        fails("update", model, tmp_path / "new.csv", saying="the loss is nan")
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", broken)
+        fails("update", model, tmp_path / "new.csv", "--epochs", 1, saying="the loss is nan")
+    assert unchanged()

@@ -51,10 +51,12 @@ def commands(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
 def test_shell_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    load_diabetes(as_frame=True).frame.to_csv("diabetes.csv", index=False)
+    table = load_diabetes(as_frame=True).frame
+    for name, part in {"diabetes": table, "first": table[:300], "new": table[300:]}.items():
+        part.to_csv(f"{name}.csv", index=False)
     for line in commands(page):
         _, command, *arguments = shlex.split(line, comments=True)
-        quickly = ["--epochs", "2"] if command == "fit" else []
+        quickly = ["--epochs", "2"] if command in ("fit", "update") else []
         result = CliRunner().invoke(app, [command, *arguments, *quickly])
         assert result.exit_code == 0, result.output
 
@@ -73,6 +75,16 @@ def test_the_readme_states_the_committed_speed_and_calibration() -> None:
     ]
     assert len(shares) == 9
     assert f"cover between {min(shares):.0%} and {max(shares):.0%}" in readme.replace(" %", "%")
+
+
+def test_the_page_of_streams_states_the_committed_measurement() -> None:
+    page = " ".join((DOCS / "streaming.md").read_text().split())
+    found = json.loads((ROOT / "benchmarks" / "results" / "stream.json").read_text())
+    first, *_, last = found["parts"]
+    assert f"took {last['seconds']:.0f} seconds of processor time" in page
+    assert f"{first['memory']:.0f} MB after the first part and {last['memory']:.0f} MB after the last" in page
+    assert f"from {first['log_likelihood']:.3f} to {last['log_likelihood']:.3f}" in page
+    assert f"of the noise is {found['log_likelihood_of_the_noise']:.3f}" in page
 
 
 def test_every_page_and_file_that_is_named_exists() -> None:

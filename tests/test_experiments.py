@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import against, lbfgs, replicas, step
+from benchmarks import against, lbfgs, replicas, step, stream
 from benchmarks import tables as table_times
 from experiments import (
     accuracy,
@@ -27,6 +27,7 @@ from experiments import (
     positions,
     residual,
     softmax,
+    split_mnist,
     table1,
     tables,
 )
@@ -351,6 +352,49 @@ def test_the_time_of_a_table_from_end_to_end(tmp_path: Path, capsys: pytest.Capt
     assert found["seconds"] == pytest.approx(sum(found["parts"].values()))
     assert min(found["parts"].values()) > 0
     assert "boston" in capsys.readouterr().out
+
+
+def test_the_stream_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "stream.json"
+    stream.main(["--rows", "3000", "--part", "1000", "--epochs", "2", "--out", str(out)])
+    assert [part["rows"] for part in json.loads(out.read_text())["parts"]] == [1000, 2000, 3000]
+    assert "memory" in capsys.readouterr().out
+
+
+def test_split_mnist_from_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images with a bright row for each digit."""
+    y = torch.arange(600) % 10
+    x = torch.randint(0, 60, (600, 1, 10, 10), dtype=torch.uint8)
+    x[torch.arange(600), 0, y] = 255
+    monkeypatch.setattr(data, "mnist", lambda: (x[:500], y[:500], x[500:], y[500:]))
+    monkeypatch.setattr(split_mnist, "CORESET", 4)
+    monkeypatch.setattr(split_mnist, "CORESET_EPOCHS", 2)
+    command = [
+        "--runs",
+        "1",
+        "--epochs",
+        "10",
+        "--out",
+        str(tmp_path),
+        "--figure",
+        str(tmp_path / "figure.png"),
+    ]
+    split_mnist.main(command)
+    cell = json.loads((tmp_path / "multi" / "dvi-0.json").read_text())
+    assert [len(line) for line in cell["alone"]] == [1, 2, 3, 4, 5]
+    assert cell["alone"][4][4] > 0.9, "the last task is learned"
+    assert f"| DVI | {50 * sum(cell['alone'][1]):.1f} | " in capsys.readouterr().out
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_the_committed_stream_needs_bounded_memory_and_learns() -> None:
+    found = json.loads(stream.RESULT.read_text())
+    parts = found["parts"]
+    assert parts[-1]["rows"] == 1_000_000
+    assert parts[-1]["memory"] < parts[0]["memory"] + 50
+    assert parts[0]["log_likelihood"] < parts[-1]["log_likelihood"] < found["log_likelihood_of_the_noise"]
 
 
 def test_the_correlation_of_positions_from_end_to_end(

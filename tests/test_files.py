@@ -291,8 +291,8 @@ def rewrite(folder: Path, change: dict[str, object], content: bytes | None = Non
 
 
 def test_a_newer_format_says_to_upgrade(folder: Path) -> None:
-    rewrite(folder, {"format": 4, "varprop": "9.9"})
-    refused(folder, "was written by varprop 9.9 in format 4, this version reads up to 3; upgrade varprop")
+    rewrite(folder, {"format": 5, "varprop": "9.9"})
+    refused(folder, "was written by varprop 9.9 in format 5, this version reads up to 4; upgrade varprop")
 
 
 class Boom:

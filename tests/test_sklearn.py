@@ -5,6 +5,7 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -210,15 +211,51 @@ def test_warm_start_goes_on() -> None:
     assert len(cold.history_) == 3
 
 
-def test_partial_fit_learns_from_a_stream(classifier: BayesianMLPClassifier) -> None:
-    model = BayesianMLPRegressor(random_state=0, batch_size=8)
-    for _ in range(6):
-        for part in np.array_split(np.arange(200), 4):
-            model.partial_fit(X[part], Y[part])
-    assert model.elbo_.n_data == 1200
-    assert np.sqrt(np.mean((model.predict(X[TEST]) - Y[TEST]) ** 2)) < 0.9 * Y[TEST].std()
+def test_partial_fit_learns_from_a_stream() -> None:
+    model = BayesianMLPRegressor(random_state=0, epochs=20, n_replicas=2)
+    first, *others = np.array_split(np.arange(200), 5)
+    model.partial_fit(X[first], Y[first])
+    scores = [model.log_prob(X[TEST], Y[TEST]).mean()]
+    for part in others:
+        earlier = [member.net[0].weight.clone() for member in model.members_]
+        model.partial_fit(X[part], Y[part])
+        for member, weight in zip(model.members_, earlier, strict=True):
+            assert member.prior == vp.priors.Earlier()
+            assert torch.equal(member.net[0].weight_earlier, weight), "the posterior so far is the prior"
+        scores.append(model.log_prob(X[TEST], Y[TEST]).mean())
+    assert model.n_seen_ == model.elbo_.seen == 200
+    assert model.elbo_.n_data == 40
+    assert scores[-1] > scores[0] + 0.02
+    assert len(model.history_) == model.n_iter_ == 100
+    with patch("varprop.perceptron.KEPT", 30):
+        model.partial_fit(X[first], Y[first])
+    assert len(model.history_) == 30
+    assert model.history_.epoch.iloc[-1] == 119
+
+
+def test_a_failing_partial_fit_changes_nothing() -> None:
+    model = BayesianMLPRegressor(random_state=0, epochs=2, folds=2).fit(X[TRAIN], Y[TRAIN])
+    before = pickle.dumps([model.predict(X[TEST]), model.n_seen_, model.oof_log_likelihood_])
+    bad = X[:20].copy()
+    bad[3, 1] = np.nan
+    for rows in (bad, X[:20, :5]):
+        with pytest.raises(ValueError, match=r"NaN|features"):
+            model.partial_fit(rows, Y[:20])
+    with pytest.raises(FloatingPointError):
+        model.set_params(lr=1e30).partial_fit(X[:20], Y[:20])
+    assert pickle.dumps([model.predict(X[TEST]), model.n_seen_, model.oof_log_likelihood_]) == before
+
+
+def test_warm_starts_have_the_prior_of_the_estimator() -> None:
+    model = BayesianMLPRegressor(**PLAIN, warm_start=True).fit(X[TRAIN], Y[TRAIN])
+    model.partial_fit(X[200:], Y[200:]).fit(X[TRAIN], Y[TRAIN])
+    assert model.elbo_.prior == vp.priors.FanIn(model.prior)
+    assert model.n_seen_ == model.elbo_.n_data == 200
+
+
+def test_partial_fit_of_classes(classifier: BayesianMLPClassifier) -> None:
     iris, y = load_iris(return_X_y=True)
-    labels = BayesianMLPClassifier(random_state=0)
+    labels = BayesianMLPClassifier(random_state=0, epochs=20)
     with pytest.raises(ValueError, match="classes must be given with the first call"):
         labels.partial_fit(iris, y)
     labels.partial_fit(iris[:60], y[:60], classes=[0, 1, 2])

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
         vbp,
     )
     from .objectives import ELBO, LogMarginal, Terms
-    from .posterior import centred, posteriors, variational
+    from .posterior import centred, posteriors, remembered, variational
     from .reporting import report
     from .sklearn import BayesianMLPClassifier, BayesianMLPRegressor
     from .training import replicas
     from .training.calibration import calibrate, import_posterior
     from .training.filtering import AssumedDensityFilter
     from .training.loop import fit
+    from .training.streaming import update
 
 _NAMES = {
     "gaussian": "Gaussian",
@@ -49,12 +50,13 @@ _NAMES = {
     "jacobian": "correlated",
     "methods": "CVBP DETERMINISTIC DVI LOCAL_REPARAM METHODS PBP VBP Method NoRuleError Rule vbp",
     "objectives": "ELBO LogMarginal Terms",
-    "posterior": "centred posteriors variational",
+    "posterior": "centred posteriors remembered variational",
     "reporting": "report",
     "sklearn": "BayesianMLPClassifier BayesianMLPRegressor",
     "training.calibration": "calibrate import_posterior",
     "training.filtering": "AssumedDensityFilter",
     "training.loop": "fit",
+    "training.streaming": "update",
 }
 _MODULES = {"metrics": "inspect.metrics", "replicas": "training.replicas"}
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
@@ -118,10 +120,12 @@ __all__ = [
     "posteriors",
     "predictive",
     "priors",
+    "remembered",
     "replicas",
     "report",
     "save",
     "summary",
+    "update",
     "variational",
     "vbp",
 ]

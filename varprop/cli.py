@@ -1,4 +1,4 @@
-"""The command line: varprop fit | predict | evaluate | report | export | demo."""
+"""The command line: varprop fit | predict | evaluate | update | report | export | demo."""
 
 from __future__ import annotations
 
@@ -290,6 +290,38 @@ def evaluate(model: Model, data: Data, strict: Strict = False) -> None:
         if next(posteriors(loaded.model.elbo.net), None) is not None:
             rows["audit"] = loaded.audit(complete[0][:1000]).verdict
     print_table(f"{model} on {data}", rows, heads)
+
+
+@command
+def update(
+    model: Model,
+    data: Data,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Passes over the new rows; by default enough.", show_default=False),
+    ] = None,
+    strict: Strict = False,
+    quiet: Quiet = False,
+) -> None:
+    """Let a model learn the rows of another table with the target column, in place.
+
+    What it knew becomes its prior, so that no earlier row is needed. The folder holds the old model until the
+    new one is complete. The scores are those of the new rows; only the ones before are of rows that the model
+    had not seen.
+    """
+    check_table(data, check_model(model, with_target=True))
+    check_free(model / "model.json", overwrite=True)
+    loaded = _load(model)
+    with told(strict):
+        complete = _complete(loaded, data)
+        before = loaded.scores(complete)
+        verbose = not quiet and sys.stderr.isatty()
+        updated = loaded.updated(complete, epochs=epochs or "auto", verbose=verbose)
+        after = updated.scores(complete)
+    updated.save(model)
+    rows: dict[str, str | tuple[str, str]] = {"rows used": f"{sum(map(len, complete)):,}"}
+    rows |= {name: (shown(value), shown(after[name][0])) for name, (value, _) in before.items()}
+    print_table(f"{model} with {data}", rows, ("before", "after"))
 
 
 @command

@@ -11,7 +11,7 @@ RANK = 200
 
 
 class Laplace(nn.Module):
-    """The linearised Laplace approximation around the means of a trained perceptron (Eq. 58).
+    """The linearised Laplace approximation around the means of a trained perceptron (Eq. 63).
 
     A posterior without correlations is as sure between two groups of rows as within them (Foong et al. 2019).
     Here the output is linear in the weights around their means, with the Jacobian J(x), so that the Gaussian

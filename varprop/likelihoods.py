@@ -63,8 +63,11 @@ class Likelihood(nn.Module, ABC):
         """
         return None
 
-    def update(self, statistic: Tensor) -> None:
-        """Set the likelihood's parameters to their optimum, given the statistic averaged over the data."""
+    def update(self, statistic: Tensor, share: float = 1.0) -> None:
+        """Set the likelihood's parameters to their optimum, given the statistic averaged over the data.
+
+        :param share: of these data among all; the others are those that the parameters were set from before.
+        """
 
 
 class Normal(Likelihood):
@@ -113,8 +116,10 @@ class Normal(Likelihood):
             square = square * (weight / average).view(-1, *(1,) * (square.dim() - 1))
         return square.reshape(-1, self.precision.numel()).mean(0)
 
-    def update(self, statistic: Tensor) -> None:
+    def update(self, statistic: Tensor, share: float = 1.0) -> None:
         """Type-II maximum likelihood: 1/precision = E(y - f)² over the data (Eq. 39)."""
+        if share < 1:
+            statistic = share * statistic + (1 - share) / self.precision
         self.precision.copy_(1 / statistic.clamp(min=torch.finfo(statistic.dtype).tiny))
 
 

@@ -77,6 +77,9 @@ class ELBO(nn.Module):
     :param kl_z_weight: weight of the gates' divergence. The paper drops it (0), which leaves a loophole, see
         `docs/trust.md`.
 
+    `seen` is how many data points the posterior has learned: none at first, `n_data` after `fit`, and with
+    each `update` more.
+
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(precision=10.0), n_data=100)
     >>> loss = elbo(torch.randn(16, 2), torch.randn(16, 1))
@@ -90,7 +93,7 @@ class ELBO(nn.Module):
         likelihood: Likelihood,
         prior: Prior,
         *,
-        n_data: int,
+        n_data: float,
         kl_z_weight: float = 0.0,
     ) -> None:
         super().__init__()
@@ -107,6 +110,7 @@ class ELBO(nn.Module):
         self.likelihood = likelihood
         self.prior = prior
         self.n_data = n_data
+        self.seen = 0.0
         self.kl_z_weight = kl_z_weight
         self.covariance: Laplace | None = None
         """Where predictions know the correlations between weights; training and `audit` never use it."""

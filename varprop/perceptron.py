@@ -35,8 +35,10 @@ from .priors import FanIn, Horseshoe, Prior
 from .table.encoding import Encoder, is_mixed
 from .training import loop as training
 from .training import replicas
-from .training.epochs import predict
+from .training.batches import Batch
+from .training.epochs import Noise, predict
 from .training.folds import Folds
+from .training.streaming import learn
 
 MANY = 5000
 UNITS, BATCH, RATE = (50, 100), (32, 256), (0.01, 0.02)
@@ -51,6 +53,10 @@ ROUNDS, PATIENCE = 100, 4
 """The most rounds of L-BFGS, and rounds without a better one after which a member stops."""
 RACE = 10
 """Rounds of L-BFGS after which only the best choice is trained further."""
+FURTHER = 0.1
+"""The share of the epochs of Adam that a further call of `partial_fit` makes."""
+KEPT = 1000
+"""The latest rows of the history that are kept, so that a stream needs no more memory."""
 
 Self = TypeVar("Self", bound="BayesianMLP")
 Choice: TypeAlias = Mapping[str, object]
@@ -170,7 +176,8 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         new = not (self.warm_start and self.__sklearn_is_fitted__())
         X, y = self._validated(X, y, new)
         if not new:
-            self.n_seen_ = 0.0  # with warm_start, `fit` keeps the weights but not the count of its data
+            for member in self.members_:
+                member.prior = self._prior  # with warm_start, `fit` keeps the weights but not what they know
         return self._train(X, y, sample_weight, new)
 
     def _train(
@@ -186,7 +193,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         """Train on checked data, as `fit` and `partial_fit` do.
 
         :param new: start from new networks and scales.
-        :param once: train all members on all rows for one epoch at a constant rate.
+        :param once: train all members on all rows, with their posteriors so far as priors.
         :param dtype: of new networks; that of X by default.
         """
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -194,9 +201,6 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         if not len(X):
             raise ValueError("All sample weights are zero; at least one row must count.")
         folds = 1 if once else self._fold_count(len(X))
-        if once:
-            for name in [name for name in vars(self) if name.startswith("oof_")]:
-                delattr(self, name)  # from now on every member has seen all rows
         if new:
             self._dtype = dtype or (torch.float32 if X.dtype == np.float32 else torch.float64)
             self.random_ = int(check_random_state(self.random_state).randint(2**31))
@@ -214,6 +218,9 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         self._train_members(X, y, weight, folds, once)
         if folds > 1:
             self._correlate(X, y, weight, folds)
+        if once:
+            for name in [name for name in vars(self) if name.startswith("oof_")]:
+                delattr(self, name)  # from now on every member has seen all rows
         return self
 
     def _leader(self: Self, choice: Choice, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Self:
@@ -245,7 +252,7 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
             return
         longer = copy(self)
         longer.members_ = deepcopy(self.members_)
-        longer.elbo_, longer.n_seen_ = longer.members_[0], 0.0
+        longer.elbo_ = longer.members_[0]
         longer._train_members(X, y, weight, folds, epochs=rounds - RACE, warm_up=0)
         if longer.oof_log_likelihood_ > self.oof_log_likelihood_:
             self.__dict__.update(vars(longer))
@@ -263,9 +270,12 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         self.history_ = pd.DataFrame()
         self.n_seen_, self.n_iter_ = 0.0, 0
 
+    @property
+    def _prior(self) -> Prior:
+        return self.prior if isinstance(self.prior, Prior) else FanIn(float(self.prior))
+
     def _objective(self, rows: int, features: int) -> ELBO:
-        method = _method(self.method)
-        prior = self.prior if isinstance(self.prior, Prior) else FanIn(float(self.prior))
+        method, prior = _method(self.method), self._prior
         likelihood, outputs = self._likelihood()
         layers: list[nn.Module] = []
         for inputs, units in pairwise([features, *self._hidden(rows), outputs]):
@@ -289,12 +299,19 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     ) -> None:
         model = replace(self.model_, encoder=None)  # the rows are encoded already
         x, t, w = model.inputs(X), model.targets(y), torch.from_numpy(weight)
-        self.n_seen_ += float(weight.sum()) * (1 if folds == 1 else 1 - 1 / folds)
+        seen = float(weight.sum()) * (1 if folds == 1 else 1 - 1 / folds)
+        n_data = seen / positive("kl_weight", self.kl_weight)
+        data = (x, t, (w / w.mean()).to(x.dtype))
+        if once:
+            self._note(learn(self.members_, data, n_data, lambda *given: self._fit_all(data, *given)))
+            self.n_seen_ += seen
+            return
+        self.n_seen_ = seen
         for member in self.members_:
             member.covariance = None
-            member.n_data = self.n_seen_ / positive("kl_weight", self.kl_weight)  # type: ignore[assignment]
+            member.n_data = n_data
         if folds == 1:
-            self._note(self._fit_all(x, t, w, once))
+            self._note(self._fit_all(data, self.members_))
             return
         parts = Folds.draw(x, t, folds, self.random_)
         options = {**self._options(len(X), folds), **options}
@@ -303,37 +320,37 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
             self._note(parts.fit(self.members_, x.float(), _single(t), w, **options))
         self._judge(parts, x, model.target.values(y), t, w)
 
-    def _fit_all(self, x: Tensor, t: Tensor, w: Tensor, once: bool) -> pd.DataFrame:
-        """Train every member on all rows."""
-        n = len(self.members_)
-        batch_size = self._batch_size(len(x))
+    def _fit_all(self, data: Batch, members: Sequence[ELBO], noise: Noise = "running") -> pd.DataFrame:
+        """Train every member on all rows; where they go on from earlier ones, with fewer steps."""
+        n, rows = len(members), len(data[0])
+        batch_size = self._batch_size(rows)
         options: dict[str, Any] = {
-            "epochs": 1 if once else self._epochs(len(x), batch_size),
-            "lr": self._rate(len(x)),
+            "epochs": self._epochs(rows, batch_size, share=FURTHER if noise == "fixed" else 1.0),
+            "lr": self._rate(rows),
             "batch_size": batch_size,
-            "schedule": None if once else "cosine",
+            "schedule": "cosine",
+            "noise": noise,
+            "progress": bool(self.verbose),
         }
-        data = (x, t, (w / w.mean()).to(x.dtype))
         if n == 1:
             from lightning_fabric import Fabric  # takes seconds to import
 
             fabric = Fabric(accelerator="cpu", devices=1)
-            return training.fit(
-                self.elbo_, data, seed=self._seeds[0], progress=bool(self.verbose), fabric=fabric, **options
-            )
+            return training.fit(members[0], data, seed=self._seeds[0], fabric=fabric, **options)
         shared = [v.expand(n, *v.shape) for v in data]
-        return replicas.fit(self.members_, *shared, seeds=self._seeds, progress=bool(self.verbose), **options)
+        return replicas.fit(members, *shared, seeds=self._seeds, **options)
 
     @property
     def _seeds(self) -> list[int]:
-        return [self.random_ + len(self.history_) + 2**32 * k for k in range(len(self.members_))]
+        return [self.random_ + self.n_iter_ + 2**32 * k for k in range(len(self.members_))]
 
     def _note(self, history: pd.DataFrame) -> None:
         """Add epochs to the history."""
         mean = history.drop(columns="replica", errors="ignore").groupby("epoch", as_index=False).mean()
-        mean["epoch"] += len(self.history_)
-        self.history_ = pd.concat([self.history_, mean], ignore_index=True) if self.n_iter_ else mean
-        self.n_iter_ = len(self.history_)
+        mean["epoch"] += self.n_iter_
+        history = pd.concat([self.history_, mean], ignore_index=True) if self.n_iter_ else mean
+        self.n_iter_ += len(mean)
+        self.history_ = history.tail(max(KEPT, len(mean))).reset_index(drop=True)
 
     def _correlate(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> None:
         """Give the predictions of each member the correlations between its weights, where that can be."""
@@ -414,12 +431,12 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
     def _rate(self, rows: int) -> float:
         return RATE[rows >= MANY] if self.lr == "auto" else positive("lr", self.lr)
 
-    def _epochs(self, rows: int, batch_size: int, folds: int = 1) -> int:
+    def _epochs(self, rows: int, batch_size: int, folds: int = 1, share: float = 1.0) -> int:
         if self.epochs != "auto":
             return count("epochs", self.epochs)
         many = rows >= MANY
         seen = rows if folds == 1 else rows - rows // folds
-        return round(np.clip(STEPS[many] * batch_size / seen, *EPOCHS[many]))
+        return max(1, round(share * np.clip(STEPS[many] * batch_size / seen, *EPOCHS[many])))
 
     # --------------------------------------------------------------------------------------------- prediction
 

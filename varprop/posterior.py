@@ -39,6 +39,8 @@ class Posterior:
     scales: Scales | None = None
     centre: Tensor | None = None
     """The means at the time `centred` was called, for `priors.Centred`."""
+    earlier: Posterior | None = None
+    """The posterior at the time `remembered` was called, for `priors.Earlier`."""
     padding: int | None = None
     """The row of an embedding that stands for padding; it is deterministic."""
     fan_in: float | None = None
@@ -68,7 +70,15 @@ class Posterior:
             return torch.cat((t[:row], t[row + 1 :]))
 
         centre = None if self.centre is None else others(self.centre)
-        return replace(self, mean=others(self.mean), logvar=others(self.logvar), centre=centre, padding=None)
+        earlier = None if self.earlier is None else replace(self.earlier, padding=row).random
+        return replace(
+            self,
+            mean=others(self.mean),
+            logvar=others(self.logvar),
+            centre=centre,
+            earlier=earlier,
+            padding=None,
+        )
 
     def _without_padding(self, t: Tensor) -> Tensor:
         if self.padding is None:
@@ -205,10 +215,40 @@ def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
                 layer.weight_logvar_out + layer.weight_logvar_in if logvar is None else logvar,
                 scales=getattr(layer, "scales", None) if name == "weight" else None,
                 centre=getattr(layer, f"{name}_centre", None),
+                earlier=_earlier(layer, name),
                 padding=getattr(layer, "padding_idx", None),
                 fan_in=fan_in(layer, mean),
             )
             yield f"{prefix}.{name}" if prefix else name, q
+
+
+def scale_posteriors(scales: Scales) -> Iterator[tuple[str, Posterior]]:
+    """The normal posteriors of a layer's log-scales, with the names of their means."""
+    for kind in ("group", "layer"):
+        name = f"{kind}_mean"
+        mean, logvar = getattr(scales, name), getattr(scales, f"{kind}_logvar")
+        yield name, Posterior(mean, logvar, earlier=_earlier(scales, name))
+
+
+def deterministic_parameters(net: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters without a posterior, such as most biases.
+
+    >>> net = vp.variational(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)))
+    >>> [len(p) for p in vp.posterior.deterministic_parameters(net)]
+    [2, 1]
+    """
+    for layer in net.modules():
+        random = set(_random_names(layer))
+        for name, parameter in layer.named_parameters(recurse=False):
+            is_logvar = name.endswith(("_logvar", "_logvar_out", "_logvar_in"))
+            if not (name in random or is_logvar or isinstance(layer, Scales)):
+                yield parameter
+
+
+def _earlier(layer: nn.Module, name: str) -> Posterior | None:
+    if not hasattr(layer, f"{name}_earlier"):
+        return None
+    return Posterior(getattr(layer, f"{name}_earlier"), getattr(layer, f"{name}_earlier_logvar"))
 
 
 def is_random(layer: nn.Module) -> bool:
@@ -304,6 +344,28 @@ def centred(net: Net) -> Net:
         owner, _, mean = name.rpartition(".")
         net.get_submodule(owner).register_buffer(f"{mean}_centre", q.mean.detach().clone())
     return net
+
+
+def remembered(net: Net) -> Net:
+    """Store the present posterior of all random weights as the prior of `priors.Earlier`, in place.
+
+    >>> net = vp.remembered(vp.variational(nn.Linear(2, 1)))
+    >>> vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Earlier(), n_data=1).kl()
+    tensor(0., grad_fn=<MulBackward0>)
+    """
+    for owner, q in list(posteriors(net)):
+        prefix, _, name = owner.rpartition(".")
+        layer = net.get_submodule(prefix)
+        _remember(layer, name, q)
+        if q.scales is not None:
+            for name, scale in scale_posteriors(q.scales):
+                _remember(q.scales, name, scale)
+    return net
+
+
+def _remember(layer: nn.Module, name: str, q: Posterior) -> None:
+    for suffix, value in (("earlier", q.mean), ("earlier_logvar", q.logvar)):
+        layer.register_buffer(f"{name}_{suffix}", value.detach().clone())
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .posterior import Posterior
+from .posterior import Posterior, scale_posteriors
 
 
 class Prior(ABC):
@@ -92,6 +92,26 @@ class Centred(Prior):
                 "Centred: the posterior has no centre; store the pretrained weights with centred(net)."
             )
         return normal_kl(replace(q, mean=q.mean - q.centre), 1 / self.precision)
+
+
+@dataclass(frozen=True)
+class Earlier(Prior):
+    """w ~ N(m₀, v₀), the posterior that `remembered(net)` stored: what earlier data have taught.
+
+    Eq. 33 with λ = 1/v₀ for each weight. `vp.update` learns with it. The log-scales of a horseshoe posterior
+    are normal too.
+
+    >>> q = vp.posterior.Posterior(torch.tensor([0.5]), torch.tensor([-1.0]))
+    >>> Earlier().kl(replace(q, earlier=vp.posterior.Posterior(torch.tensor([0.0]), torch.tensor([0.0]))))
+    tensor(0.3089)
+    """
+
+    def kl(self, q: Posterior) -> Tensor:
+        if q.earlier is None:
+            raise ValueError("Earlier: no earlier posterior is stored; store it with remembered(net).")
+        kl = normal_kl(replace(q, mean=q.mean - q.earlier.mean), q.earlier.logvar.exp())
+        scales = [] if q.scales is None else [scale for _, scale in scale_posteriors(q.scales)]
+        return sum((self.kl(scale) for scale in scales), kl)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,11 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> BayesianMLPRegressor:
-        """Train for one epoch on more rows. The first call sets the scales, so give it many rows."""
+        """Learn from more rows, with the posterior so far as the prior; no earlier row is needed again.
+
+        The first call sets the scales, so give it many rows. All members learn from all rows. With "auto",
+        further calls make a tenth of the epochs that `fit` would.
+        """
         new = not self.__sklearn_is_fitted__()
         return self._train(*self._validated(X, y, new), sample_weight, new, once=True)
 
@@ -281,7 +285,10 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> BayesianMLPClassifier:
-        """Train for one epoch on more rows. The first call sets the scales and must name all classes."""
+        """Learn from more rows as `BayesianMLPRegressor.partial_fit` does.
+
+        The first call sets the scales and must name all classes.
+        """
         new = not self.__sklearn_is_fitted__()
         if new and classes is None:
             raise ValueError("classes must be given with the first call of partial_fit.")

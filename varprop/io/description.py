@@ -17,7 +17,7 @@ from .. import likelihoods, priors
 from ..laplace import Laplace
 from ..methods import METHODS, Method, vbp
 from ..objectives import ELBO
-from ..posterior import centred, is_random, variational
+from ..posterior import centred, is_random, remembered, variational
 from ..table.encoding import Encoder
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ LAYERS: dict[str, type[nn.Module]] = {
 """The layers that a file may name. Nothing else in a file is ever looked up or called."""
 PRIORS: dict[str, type[priors.Prior]] = {
     name: getattr(priors, name)
-    for name in ("Normal", "FanIn", "Centred", "LogUniform", "EmpiricalBayes", "Horseshoe")
+    for name in ("Normal", "FanIn", "Centred", "Earlier", "LogUniform", "EmpiricalBayes", "Horseshoe")
 }
 LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
     name: getattr(likelihoods, name)
@@ -83,6 +83,7 @@ def describe_objective(elbo: ELBO) -> Description:
         "likelihood": _describe_likelihood(elbo.likelihood),
         "prior": describe_prior(elbo.prior),
         "n_data": elbo.n_data,
+        "seen": elbo.seen,
         "kl_z_weight": elbo.kl_z_weight,
         "covariance": None if elbo.covariance is None else list(elbo.covariance.directions.shape),
     }
@@ -111,6 +112,7 @@ def make_objective(description: Description, given: Given) -> ELBO:
     if shape := description.get("covariance"):
         with torch.device("meta"):
             elbo.covariance = Laplace(*shape)
+    elbo.seen = description.get("seen", elbo.n_data)
     return elbo
 
 
@@ -131,6 +133,7 @@ def _describe_layer(layer: nn.Module) -> Description | None:
         description["posterior"] = "horseshoe" if horseshoe else "factored" if factored else "full"
         description["random_bias"] = hasattr(layer, "bias_logvar")
         description["centred"] = hasattr(layer, "weight_centre")
+        description["remembered"] = hasattr(layer, "weight_earlier")
     return description
 
 
@@ -163,6 +166,8 @@ def make_net(description: Description) -> nn.Module:
         variational(layer, posterior=description["posterior"], biases=description["random_bias"])
         if description.get("centred"):
             centred(layer)
+        if description.get("remembered"):
+            remembered(layer)
     return layer
 
 

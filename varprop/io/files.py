@@ -27,8 +27,9 @@ from .description import (
 )
 from .storage import replacing
 
-FORMAT = 3
-"""What this version writes; it reads 1, where a table's numbers were scaled twice, and 2, without folds."""
+FORMAT = 4
+"""What this version writes. It reads 1, where a table's numbers were scaled twice, 2, without folds, and 3,
+without earlier posteriors."""
 DESCRIPTION = "model.json"
 
 

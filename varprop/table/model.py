@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,21 @@ class TableModel(Fitted):
             columns = as_columns(self.predict(table), self.target, level)
             kept = {name: table[name].to_numpy() for name in ids}
             yield pd.concat([pd.DataFrame(kept), columns], axis=1)
+
+    def updated(self, parts: Iterable[pd.DataFrame], **options: Any) -> TableModel:
+        """The model after it has learned the parts of a table with the target too; this one stays as it is.
+
+        :param options: of the estimator, for this time.
+        """
+        if self.estimator is None or self.baseline is None:
+            raise TableError("a model of varprop 0.1 cannot learn more; fit it anew.")
+        estimator = deepcopy(self.estimator).set_params(**options)
+        for part in parts:
+            y = self.truth(part)
+            _check_sizes(part, self.target, y)
+            estimator._train(self.encoder.transform(part), y, None, new=False, once=True)
+        estimator.set_params(**{name: getattr(self.estimator, name) for name in options})
+        return self._of(estimator, self.encoder, self.target, self.baseline)
 
     # -------------------------------------------------------------------------------------------------- files
 

@@ -86,6 +86,7 @@ def calibrate(
         fit(objective, data, epochs=epochs, lr=lr, batch_size=batch_size, fabric=fabric, **options)
     elbo = ELBO(*parts, n_data=n_data).eval()
     _choose_factor(elbo, batches(held_out, 4 * batch_size, fabric, shuffle=False), fabric)
+    elbo.seen = n_data
     return elbo
 
 

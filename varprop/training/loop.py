@@ -149,6 +149,7 @@ def fit(
                     run.save(checkpoint)
         run.best.restore(elbo.state_dict())
         elbo.eval()
+        elbo.seen = elbo.n_data
         for logger in fabric.loggers:
             logger.finalize("success")
     return pd.DataFrame(run.history)

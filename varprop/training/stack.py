@@ -82,6 +82,7 @@ class Stack:
             for name, value in (*bound.named_parameters(), *bound.named_buffers()):
                 value.copy_(state[name][r])
             bound.eval()
+            bound.objective.seen = bound.objective.n_data
 
     def _mapped(
         self,
