@@ -81,7 +81,8 @@ class Learned:
     choices_: dict[str, object]
     """What each "auto" stands for."""
     candidates_: pd.DataFrame
-    """The choices that were compared, with the out-of-fold log-likelihood of each."""
+    """The choices that were compared, with the out-of-fold log-likelihood of each before the best was trained
+    further."""
     encoder_: Encoder | None = None
     """Of a table that is not all numbers."""
     oof_: Predictive
