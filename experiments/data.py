@@ -77,15 +77,20 @@ def regression(name: str, numbers: tuple[int, ...] | None = None) -> Splits:
 
 
 def gaps(name: str) -> Splits:
-    """One split for each feature of a UCI set, with its middle third as the test part (Foong et al. 2019).
+    """The splits of `gap_rows`."""
+    x, y, *_ = uci(name)
+    rows = gap_rows(x)
+    return _standardised(name, x, y, rows, range(len(rows)))
+
+
+def gap_rows(x: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Training and test rows for each feature, with its middle third as the test part (Foong et al. 2019).
 
     The training data then have a gap, where the uncertainty should be larger.
     """
-    x, y, *_ = uci(name)
+    first, last = len(x) // 3, 2 * len(x) // 3
     orders = x.argsort(0, kind="stable").T
-    first, last = len(y) // 3, 2 * len(y) // 3
-    rows = [(np.delete(order, slice(first, last)), order[first:last]) for order in orders]
-    return _standardised(name, x, y, rows, range(len(orders)))
+    return [(np.delete(order, slice(first, last)), order[first:last]) for order in orders]
 
 
 def _standardised(
