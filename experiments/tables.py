@@ -236,6 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         defaults,
         epochs,
         estimators,
+        gaps,
         networks,
         positions,
         split_mnist,
@@ -257,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "split_mnist": split_mnist.table(),
         "defaults": defaults.tables(),
         "estimators": estimators.tables(),
+        "gaps": gaps.tables(),
         "tabular": tabular_ranks.tables(),
     }
     parts = [

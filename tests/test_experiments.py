@@ -23,6 +23,7 @@ from experiments import (
     data,
     defaults,
     estimators,
+    gaps,
     networks,
     positions,
     residual,
@@ -307,6 +308,24 @@ def test_the_estimators_from_end_to_end(
     assert 0 < first["coverage"] <= 1
     assert all(row["log_likelihood"] < 0 for row in sets["iris"])
     assert "| diabetes | 2 | " in capsys.readouterr().out
+
+
+def test_gaps_are_scored_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.RandomState(0)
+    x = random.uniform(-1, 1, (90, 2))
+    y = x[:, 0] + 0.1 * random.randn(90)
+    monkeypatch.setattr(gaps.data, "uci", lambda name: (x, y, [], []))
+    monkeypatch.setattr(gaps, "BayesianMLPRegressor", partial(gaps.BayesianMLPRegressor, epochs=2))
+    command = ["--datasets", "yacht", "--rows", "mean-field", "gp", "--out", str(tmp_path)]
+    gaps.main([*command, "--features", "1"])
+    gaps.main(command)
+    cell = json.loads((tmp_path / "gp" / "yacht.json").read_text())
+    assert len(cell["gaps"]) == 2
+    assert cell["gaps"][0]["rmse"] != cell["gaps"][1]["rmse"]
+    score = np.mean([gap["log_likelihood"] for gap in cell["gaps"]])
+    assert f"| gp |  |  |  |  | {score:.2f} |" in capsys.readouterr().out
 
 
 def test_the_page_of_results_is_made_of_the_committed_cells(tmp_path: Path) -> None:

@@ -54,6 +54,39 @@ def test_variance_is_that_of_the_linear_model(sizes: tuple[int, ...], rows: int)
         torch.testing.assert_close(found[:, k], expected)
 
 
+def test_derivatives_are_those_of_the_mean() -> None:
+    """Of a network with random weights, whose mean is smooth."""
+    net = vp.variational(network(3, 6, 2), logvar=-2.0)
+    x, new, noise = torch.randn(30, 3).double(), torch.randn(5, 3).double(), torch.ones(30, 2).double()
+    found = Laplace.fit(net, GAIN, x, noise, rank=1000).variance(net, new)
+    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    means = {name: net.get_parameter(name).detach() for name in names}
+
+    def mean(means: dict[str, Tensor], x: Tensor) -> Tensor:
+        call = _Mean(net)
+        return functional_call(call, {f"net.{name}": value for name, value in means.items()}, (x,))
+
+    seen, unseen = (
+        torch.cat([j[name].flatten(2) for name in names], 2)
+        for j in (jacrev(mean)(means, x), jacrev(mean)(means, new))
+    )
+    prior = torch.cat(
+        [torch.full((m.numel(),), GAIN / (m.shape[1] if m.dim() == 2 else 1)) for m in means.values()]
+    ).double()
+    for k in range(2):
+        covariance = (prior.reciprocal().diag() + seen[:, k].T @ seen[:, k]).inverse()
+        torch.testing.assert_close(found[:, k], (unseen[:, k] @ covariance * unseen[:, k]).sum(1))
+
+
+class _Mean(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return vp.DVI(self.net, x).mean
+
+
 def test_rows_that_repeat_others_add_no_direction() -> None:
     net, x = network(3, 6, 1), torch.randn(4, 3).double().repeat(3, 1)
     laplace = Laplace.fit(net, GAIN, x, torch.full((12, 1), 0.1).double())

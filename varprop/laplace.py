@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .gaussian import Gaussian
+from .gaussian import Activation, Gaussian, mean_of
+from .methods import DVI
+from .moments import RELU, slope
 
 RANK = 200
 
@@ -94,12 +96,17 @@ def _prior_std(net: nn.Sequential, gain: float) -> Tensor:
 
 
 def _jacobian(net: nn.Sequential, x: Tensor, outputs: int) -> Tensor:
-    """Derivatives of the first outputs by all weights and biases, (rows, outputs, weights)."""
+    """Derivatives of the first outputs' means by those of all weights and biases, (rows, outputs, weights).
+
+    The slope of a ReLU's mean is the probability that it is active.
+    """
     linears, inputs, active = _linears(net), [x], []
+    f: Activation = x
     for layer in linears[:-1]:
-        before = layer(inputs[-1])
-        active.append((before > 0).to(x.dtype))
-        inputs.append(before.relu())
+        before = DVI(layer, f)
+        f = DVI(nn.ReLU(), before)
+        active.append(slope(before) if isinstance(before, Gaussian) else RELU.slope(before))
+        inputs.append(mean_of(f))
     slopes = torch.eye(linears[-1].out_features).to(x)[:outputs].expand(x.shape[0], -1, -1)
     parts: list[Tensor] = []
     for k in reversed(range(len(linears))):
