@@ -199,7 +199,8 @@ class CoordinateAscent:
                 self.weights[layer] = priors[layer].after(inputs, targets, self._noise(layer))
                 yield batch
                 if last:
-                    self.seen = seen + _squared_errors(inputs, targets, self.weights[layer])
+                    error = self.output.squared_errors(inputs, targets, priors[layer], self.weights[layer])
+                    self.seen = seen + torch.stack([error, error.new_tensor(targets.numel())])
                     self.output.fitted(self.seen[0] / self.seen[1])
                     yield batch
                 if layer > 0:
@@ -309,6 +310,14 @@ class Numbers:
     def targets(self, location: Tensor, y: Tensor) -> Tensor:
         return y.to(location)
 
+    def squared_errors(self, inputs: Inputs, targets: Tensor, prior: Weights, q: Weights) -> Tensor:
+        """E(y - w'h)² under the posterior, summed."""
+        total = (targets - inputs.mean @ q.mean).square().sum()
+        total = total + q.mean.shape[1] * (q.cov * inputs.square).sum()
+        if inputs.cov is not None:
+            total = total + len(targets) * (q.mean * (inputs.cov @ q.mean)).sum()
+        return total
+
     def fitted(self, variance: Tensor) -> None:
         self.likelihood.update(variance.expand(1))
 
@@ -331,6 +340,10 @@ class Codes:
     def targets(self, location: Tensor, y: Tensor) -> Tensor:
         return 2.0 * F.one_hot(y, location.shape[1]).to(location) - 1
 
+    def squared_errors(self, inputs: Inputs, targets: Tensor, prior: Weights, q: Weights) -> Tensor:
+        """(y - E[w]'h)² before the batch was learned, summed: the error of a prediction."""
+        return (targets - inputs.mean @ prior.mean).square().sum()
+
     def fitted(self, variance: Tensor) -> None:
         self.variance = variance.item()
 
@@ -349,6 +362,9 @@ class Margins:
         sign = torch.where(y > 0, 1.0, -1.0).to(location)
         log_density = -0.5 * (location.square() + math.log(2 * math.pi))
         return location + sign * torch.exp(log_density - torch.special.log_ndtr(sign * location))
+
+    def squared_errors(self, inputs: Inputs, targets: Tensor, prior: Weights, q: Weights) -> Tensor:
+        return targets.new_zeros(())
 
     def fitted(self, variance: Tensor) -> None:
         """A margin has unit variance."""
@@ -392,14 +408,6 @@ def _prior(layer: Layer, gain: float) -> Weights:
     parts = [layer.weight, *([] if layer.bias is None else [layer.bias.unsqueeze(1)])]
     mean = torch.cat(parts, 1).T.detach().clone()
     return Weights(mean, torch.eye(len(mean)).to(mean) / (gain * scale(layer) ** 2))
-
-
-def _squared_errors(inputs: Inputs, targets: Tensor, q: Weights) -> Tensor:
-    """The sum over a batch of E(target - w'h)², and the number of its terms."""
-    total = (targets - inputs.mean @ q.mean).square().sum() + q.mean.shape[1] * (q.cov * inputs.square).sum()
-    if inputs.cov is not None:
-        total = total + len(targets) * (q.mean * (inputs.cov @ q.mean)).sum()
-    return torch.stack([total, total.new_tensor(targets.numel())])
 
 
 def _inverse(matrix: Tensor) -> Tensor:
