@@ -154,7 +154,7 @@ def test_the_bound_never_falls_with_the_last_posterior_as_prior(kind):
     ascent.update(x, y)
     priors = list(ascent.weights)
     if kind == "numbers":
-        ascent.output.fitted = lambda variance: None  # the noise of both batches is not the optimum of one
+        ascent.output.fit = lambda variance: None  # the noise of both batches is not the optimum of one
     _, x, y = problem(kind, 6, sizes=(3, 6, 2))
     values = [bound(ascent, priors, batch) for batch in ascent.ascend(x, y, sweeps=2)]
     assert np.diff(values).min() > -1e-9 * np.abs(values).max()
@@ -190,6 +190,12 @@ def test_each_update_is_the_optimum_of_its_factor(kind):
                             setattr(q, name, kept + step)
                             assert bound(ascent, ascent.priors, batch) < best + 1e-12 * abs(best)
                         setattr(q, name, kept)
+                        if name == "h":
+                            kept = q.cov
+                            for factor in (0.99, 1.01):
+                                q.cov = factor * kept
+                                assert bound(ascent, ascent.priors, batch) < best
+                            q.cov = kept
         previous = state
     assert seen == {("w", k) for k in range(layers)} | {(n, k) for n in "hz" for k in range(layers - 1)}
 
@@ -228,22 +234,29 @@ def test_a_window_forgets_exponentially_and_keeps_the_prior():
     np.testing.assert_allclose(ascent.weights[0].precision, limit, rtol=1e-9)
 
 
-@pytest.mark.parametrize("where", ["x", "y", "shape", "width"])
-def test_a_batch_that_is_refused_changes_nothing(where):
+@pytest.mark.parametrize("where", ["x", "y", "shape", "width", "within"])
+def test_a_batch_that_is_refused_changes_nothing(where, monkeypatch):
     ascent, x, y = problem("numbers", 0)
     ascent.update(x, y)
-    weights = list(ascent.weights)
+    weights, variance, noise = list(ascent.weights), ascent.variance, ascent.likelihood.precision.clone()
     state = {name: value.clone() for name, value in ascent.net.state_dict().items()}
     bad_x, bad_y = x.clone(), y.clone()
     if where == "x":
         bad_x[2, 1] = float("nan")
     elif where == "y":
         bad_y[2, 1] = float("inf")
+    elif where == "within":
+
+        def broken(matrix):
+            raise torch.linalg.LinAlgError("not positive definite")
+
+        monkeypatch.setattr("varprop.training.ascent._inverse", broken)
     with pytest.raises((ValueError, RuntimeError)):
         ascent.update(
             bad_x[:, :2] if where == "width" else bad_x, bad_y[:, :1] if where == "shape" else bad_y
         )
     assert all(a is b for a, b in zip(ascent.weights, weights, strict=True))
+    assert (ascent.variance, ascent.likelihood.precision) == (variance, noise)
     assert all(torch.equal(value, state[name]) for name, value in ascent.net.state_dict().items())
 
 
@@ -287,9 +300,9 @@ def test_the_moments_are_those_of_the_model():
 def test_class_probabilities_are_bayes_rule_among_the_codes():
     ascent, x, y = problem("classes", 0, sizes=(3, 4, 3))
     ascent.update(x, y)
-    variance = ascent.output.variance
+    variance = ascent.variance.item()
     f = ascent.moments(x)
-    p = ascent.output.predictive(f.mean).probs
+    p = ascent.output.predictive(f.mean, ascent.variance).probs
     codes = 2 * np.eye(3) - 1
     density = np.exp(-((f.mean.numpy()[:, None] - codes) ** 2).sum(-1) / (2 * variance))
     np.testing.assert_allclose(p, density / density.sum(1, keepdims=True), rtol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -173,11 +174,13 @@ class CoordinateAscent:
                     f"CoordinateAscent: {name} has a value that is not finite; leave its row out."
                 )
         before = self.weights, self.seen
+        state = deepcopy(self.likelihood.state_dict())
         try:
             for _ in self.ascend(x, y, sweeps):
                 pass
         except BaseException:
             self.weights, self.seen = before
+            self.likelihood.load_state_dict(state)
             raise
         self.load()
 
@@ -201,21 +204,28 @@ class CoordinateAscent:
                 if last:
                     error = self.output.squared_errors(inputs, targets, priors[layer], self.weights[layer])
                     self.seen = seen + torch.stack([error, error.new_tensor(targets.numel())])
-                    self.output.fitted(self.seen[0] / self.seen[1])
+                    self.output.fit(self.variance)
                     yield batch
                 if layer > 0:
                     yield from self._update_units(batch, layer - 1)
 
     def _update_units(self, batch: Batch, layer: int) -> Iterator[Batch]:
-        """Rounds of q(h), q(f) and q(z) of a hidden layer, given the weights below and above (Eq. 60, 61)."""
+        """Rounds of q(h), q(f) and q(z) of a hidden layer, given the weights below and above it.
+
+        Eq. 60 and Eq. 61.
+        """
         q, above, noise = batch.units[layer], self.weights[layer + 1], self._noise(layer + 1)
         size = q.h.shape[1]
         mean, square = above.mean[:size], noise * above.square
         cov = _inverse(square[:size, :size] + self.units * torch.eye(size).to(square))
         a = self._inputs(batch, layer).mean @ self.weights[layer].mean
+
+        def message() -> Tensor:
+            return noise * self._targets(batch, layer + 1) @ mean.T - square[:size, size:].sum(1)
+
+        from_above = message()
         for _ in range(self.rounds):
-            targets = self._targets(batch, layer + 1)
-            q.h = (self.units * q.z * q.f + noise * targets @ mean.T - square[:size, size:].sum(1)) @ cov
+            q.h = (self.units * q.z * q.f + from_above) @ cov
             q.cov = cov
             yield batch
             # The message of the gate is Jaakkola and Jordan's bound, at its optimum for the present q(f).
@@ -229,6 +239,7 @@ class CoordinateAscent:
             yield batch
             if layer == len(batch.units) - 1:
                 batch.location = self._inputs(batch, layer + 1).mean @ above.mean
+                from_above = message()
                 yield batch
 
     def _forward(self, x: Tensor, y: Tensor) -> Batch:
@@ -260,10 +271,16 @@ class CoordinateAscent:
     def _noise(self, layer: int) -> float:
         return self.sums if layer < len(self.weights) - 1 else self.output.precision
 
+    @property
+    def variance(self) -> Tensor:
+        """The mean squared error of the outputs, as far as it is remembered; 1 before any data."""
+        error, count = self.seen
+        return error / count if count > 0 else torch.ones_like(error)
+
     @torch.no_grad()
     def predict(self, x: Tensor) -> Predictive:
         """The prediction by the posterior with all its correlations within a layer, and the model's noise."""
-        return self.output.predictive(self.moments(x))
+        return self.output.predictive(self.moments(x), self.variance)
 
     def moments(self, x: Tensor) -> Gaussian:
         """Mean and variance of the output, with gates that follow the means of their sums."""
@@ -318,10 +335,10 @@ class Numbers:
             total = total + len(targets) * (q.mean * (inputs.cov @ q.mean)).sum()
         return total
 
-    def fitted(self, variance: Tensor) -> None:
+    def fit(self, variance: Tensor) -> None:
         self.likelihood.update(variance.expand(1))
 
-    def predictive(self, f: Gaussian) -> Predictive:
+    def predictive(self, f: Gaussian, variance: Tensor) -> Predictive:
         return self.likelihood.predictive(f)
 
 
@@ -335,7 +352,6 @@ class Codes:
 
     likelihood: likelihoods.Categorical
     precision: float
-    variance: float = 1.0
 
     def targets(self, location: Tensor, y: Tensor) -> Tensor:
         return 2.0 * F.one_hot(y, location.shape[1]).to(location) - 1
@@ -344,11 +360,11 @@ class Codes:
         """(y - E[w]'h)² before the batch was learned, summed: the error of a prediction."""
         return (targets - inputs.mean @ prior.mean).square().sum()
 
-    def fitted(self, variance: Tensor) -> None:
-        self.variance = variance.item()
+    def fit(self, variance: Tensor) -> None:
+        """The precision of the codes is given."""
 
-    def predictive(self, f: Gaussian) -> Predictive:
-        return self.likelihood.predictive(f * (2 / self.variance))
+    def predictive(self, f: Gaussian, variance: Tensor) -> Predictive:
+        return self.likelihood.predictive(f * (2 / variance))
 
 
 @dataclass
@@ -366,10 +382,10 @@ class Margins:
     def squared_errors(self, inputs: Inputs, targets: Tensor, prior: Weights, q: Weights) -> Tensor:
         return targets.new_zeros(())
 
-    def fitted(self, variance: Tensor) -> None:
+    def fit(self, variance: Tensor) -> None:
         """A margin has unit variance."""
 
-    def predictive(self, f: Gaussian) -> Predictive:
+    def predictive(self, f: Gaussian, variance: Tensor) -> Predictive:
         return self.likelihood.predictive(f)
 
 
