@@ -171,7 +171,7 @@ class ByScikitLearn(Learner):
 @dataclass(frozen=True)
 class Gradient:
     method: vp.Method
-    batch: int = 16
+    batch: int = 32
     rate: float = 0.002
     """The peak of the cycle."""
     logvar: float = 0.2
