@@ -55,7 +55,7 @@ class Task:
 
 
 TASKS = {
-    "MNIST": Task(data.mnist, (784, 500, 10), 100),
+    "MNIST": Task(data.mnist, (784, 500, 10), 30),
     "CIFAR-10": Task(data.cifar10, (3072, 2048, 1024, 10), 10),
 }
 
@@ -290,6 +290,7 @@ def cell(row: str, name: str, run: int, options: argparse.Namespace) -> None:
     """Compute a cell, unless it is there."""
     recipe, task = changed(ROWS[name][row], options.set), TASKS[name]
     configuration = {"row": row, "dataset": name, "run": run, "sizes": list(task.sizes), **describe(recipe)}
+    configuration |= {"passes": task.passes} if row == "varout" else {}
     configuration |= {"rows": options.rows} if options.rows else {}
     configuration |= {"validation": True} if options.validate else {}
     folder = options.out / "validation" if options.validate else options.out

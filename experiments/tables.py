@@ -238,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         estimators,
         networks,
         positions,
+        table3,
         tabular_ranks,
     )
 
@@ -249,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sections = {
         "table1": table1(),
         "table2": f"{table2()}\n\n{epochs.table(cells.RESULTS / 'table2' / 'epochs.json')}",
+        "table3": table3.table(),
         "consistency": consistency.tables(),
         "networks": networks.table(json.loads((accuracy / "networks.json").read_text())["networks"]),
         "positions": positions.table(json.loads((accuracy / "positions.json").read_text())["rows"]),
