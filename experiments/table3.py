@@ -226,7 +226,11 @@ def rows(gradient: Gradient, ascent: Ascent, linear: Linear) -> dict[str, Recipe
 
 ROWS = {
     "MNIST": rows(Gradient(vp.VBP), Ascent(window=2000.0, output_window=10_000.0), Linear()),
-    "CIFAR-10": rows(Gradient(vp.VBP, rate=0.0005), Ascent(window=2000.0, output_window=10_000.0), Linear()),
+    "CIFAR-10": rows(
+        Gradient(vp.VBP, batch=64, rate=0.0005),
+        Ascent(batch=1000, window=8000.0, output_window=20_000.0),
+        Linear(),
+    ),
 }
 NAMES = tuple(ROWS["MNIST"])
 
