@@ -342,6 +342,21 @@ def test_it_learns_a_function_in_one_pass():
     assert 0.8 < ((low < y) & (y < high)).double().mean() <= 1
 
 
+def test_it_fits_small_data_in_many_sweeps():
+    torch.manual_seed(0)
+    x = torch.rand(200, 1).double() * 4 - 2
+    y = torch.sin(2 * x) + 0.1 * torch.randn_like(x)
+    error = {}
+    for sweeps in (1, 300):
+        torch.manual_seed(1)
+        likelihood = vp.likelihoods.Normal().double()
+        ascent = vp.CoordinateAscent(network(1, 30, 1), likelihood, sums=100.0, units=10_000.0)
+        ascent.fit(x, y, sweeps)
+        error[sweeps] = (ascent.predict(x).mean - torch.sin(2 * x)).square().mean().sqrt()
+    assert error[300] < 0.15
+    assert error[1] > 0.5  # of the features as they were drawn
+
+
 def test_its_hidden_layer_learns():
     """On digits in one pass: better than the same output on the features of the first layer as drawn."""
     x, y = (torch.from_numpy(a) for a in load_digits(return_X_y=True))

@@ -155,7 +155,7 @@ class CoordinateAscent:
         self.seen = torch.zeros(2, dtype=self.weights[0].mean.dtype, device=self.weights[0].mean.device)
         """The sum of the squared errors of the outputs, and their number, as far as they are remembered."""
 
-    def fit(self, x: Tensor, y: Tensor, sweeps: int = 20) -> None:
+    def fit(self, x: Tensor, y: Tensor, sweeps: int = 100) -> None:
         """The posterior of these data alone, by so many sweeps over all factors, loaded into the network."""
         if not sweeps > 0:
             raise ValueError(f"CoordinateAscent: sweeps must be positive, got {sweeps}.")
