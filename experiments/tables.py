@@ -118,8 +118,8 @@ def _scores(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
             if runs := sets[name]:
                 paper = [numbers.split()[k] for numbers in PUBLISHED_IMAGES.get(row, ())] or ["", ""]
                 own = {score: [run["own"][score] for run in runs] for score in runs[0]["own"]}
-                error = _spread([100 * value for value in own["error"]], 2)
-                fit, ece, brier = (_spread(own[score], 4) for score in ("log_likelihood", "ece", "brier"))
+                error = spread([100 * value for value in own["error"]], 2)
+                fit, ece, brier = (spread(own[score], 4) for score in ("log_likelihood", "ece", "brier"))
                 seconds = f"{np.median([run['seconds_per_epoch'] for run in runs]):.0f}"
                 lines.append([name, row, str(len(runs)), error, paper[0], fit, paper[1], ece, brier, seconds])
     return markdown([[*head, "s / epoch"], *lines])
@@ -148,8 +148,8 @@ def _drawn(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
         for row, sets in rows.items():
             if found := [run["audit"] for run in sets[name] if "audit" in run]:
                 both = [[audit[by] for audit in found] for by in ("own", "drawn")]
-                fit = [_spread([scores["log_likelihood"] for scores in runs], 4) for runs in both]
-                error = [_spread([100 * scores["error"] for scores in runs], 2) for runs in both]
+                fit = [spread([scores["log_likelihood"] for scores in runs], 4) for runs in both]
+                error = [spread([100 * scores["error"] for scores in runs], 2) for runs in both]
                 lines.append([name, row, *fit, *error, str(found[0]["images"])])
     return markdown(lines)
 
@@ -161,14 +161,14 @@ def _strangers(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
         for strange in next((run["auroc"] for sets in rows.values() for run in sets[name]), {}):
             for row, sets in rows.items():
                 if found := [run["auroc"][strange] for run in sets[name]]:
-                    by_entropy = _spread([auroc["entropy"] for auroc in found], 4)
-                    by_information = _spread([auroc["mutual_information"] for auroc in found], 4)
+                    by_entropy = spread([auroc["entropy"] for auroc in found], 4)
+                    by_information = spread([auroc["mutual_information"] for auroc in found], 4)
                     certain = row.startswith("plain")  # there the mutual information is zero
                     lines.append([name, strange, row, by_entropy, "" if certain else by_information])
     return markdown(lines)
 
 
-def _spread(values: Sequence[float], digits: int) -> str:
+def spread(values: Sequence[float], digits: int) -> str:
     """Mean ± standard deviation, as in the paper; one value alone."""
     mean = f"{np.mean(values):.{digits}f}"
     return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
@@ -240,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         networks,
         positions,
         split_mnist,
+        table3,
         tabular_ranks,
     )
 
@@ -251,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sections = {
         "table1": table1(),
         "table2": f"{table2()}\n\n{epochs.table(cells.RESULTS / 'table2' / 'epochs.json')}",
+        "table3": table3.table(),
         "consistency": consistency.tables(),
         "networks": networks.table(json.loads((accuracy / "networks.json").read_text())["networks"]),
         "positions": positions.table(json.loads((accuracy / "positions.json").read_text())["rows"]),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         METHODS,
         PBP,
         VBP,
+        VRELU,
         Method,
         NoRuleError,
         Rule,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .reporting import report
     from .sklearn import BayesianMLPClassifier, BayesianMLPRegressor
     from .training import replicas
+    from .training.ascent import CoordinateAscent
     from .training.calibration import calibrate, import_posterior
     from .training.filtering import AssumedDensityFilter
     from .training.loop import fit
@@ -48,11 +50,12 @@ _NAMES = {
     "io.files": "load save",
     "io.program": "export export_onnx",
     "jacobian": "correlated",
-    "methods": "CVBP DETERMINISTIC DVI LOCAL_REPARAM METHODS PBP VBP Method NoRuleError Rule vbp",
+    "methods": "CVBP DETERMINISTIC DVI LOCAL_REPARAM METHODS PBP VBP VRELU Method NoRuleError Rule vbp",
     "objectives": "ELBO LogMarginal Terms",
     "posterior": "centred posteriors remembered variational",
     "reporting": "report",
     "sklearn": "BayesianMLPClassifier BayesianMLPRegressor",
+    "training.ascent": "CoordinateAscent",
     "training.calibration": "calibrate import_posterior",
     "training.filtering": "AssumedDensityFilter",
     "training.loop": "fit",
@@ -91,10 +94,12 @@ __all__ = [
     "METHODS",
     "PBP",
     "VBP",
+    "VRELU",
     "AssumedDensityFilter",
     "Audit",
     "BayesianMLPClassifier",
     "BayesianMLPRegressor",
+    "CoordinateAscent",
     "Explanation",
     "Gaussian",
     "LogMarginal",

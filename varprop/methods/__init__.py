@@ -2,7 +2,7 @@
 
 from .base import Call, Method, NoRuleError, Rule
 from .noise import unexplained
-from .tables import CVBP, DETERMINISTIC, DVI, EXACT, LOCAL_REPARAM, METHODS, MOMENTS, PBP, VBP, vbp
+from .tables import CVBP, DETERMINISTIC, DVI, EXACT, LOCAL_REPARAM, METHODS, MOMENTS, PBP, VBP, VRELU, vbp
 
 __all__ = [
     "CVBP",
@@ -14,6 +14,7 @@ __all__ = [
     "MOMENTS",
     "PBP",
     "VBP",
+    "VRELU",
     "Call",
     "Method",
     "NoRuleError",

@@ -97,6 +97,12 @@ def scaled(method: Method, layer: Layer, x: Activation) -> Activation:
 PBP = Method("PBP", {**DVI.rules, **dict.fromkeys(LINEAR, scaled)}, scaled=True, key="pbp")
 """Forward pass of probabilistic backpropagation (Hernández-Lobato and Adams 2015): DVI with sums over √n."""
 
+VRELU = replace(VBP, name="VRELU", key="vrelu")
+"""Forward pass of V-ReLU-Net (Kandemir 2018): its gates follow the means of their sums, as those of VBP do.
+
+`vp.CoordinateAscent` trains it.
+"""
+
 
 # --------------------------------------------------------------------------- sampled and deterministic passes
 
@@ -160,5 +166,5 @@ Each pre-activation of each data point is sampled once.
 DETERMINISTIC = Method("DETERMINISTIC", {nn.Module: at_means}, deterministic=True, key="deterministic")
 """The plain network, with every weight at its mean."""
 
-METHODS = {str(method.key): method for method in (CVBP, VBP, DVI, LOCAL_REPARAM, DETERMINISTIC, PBP)}
+METHODS = {str(method.key): method for method in (CVBP, VBP, DVI, LOCAL_REPARAM, DETERMINISTIC, PBP, VRELU)}
 """The library's methods by the names used in estimators, the command line and experiments."""

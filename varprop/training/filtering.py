@@ -105,7 +105,7 @@ class AssumedDensityFilter:
         generator: torch.Generator | None = None,
         compile: bool = False,
     ) -> None:
-        _check_all_random(net)
+        check_all_random(net, "AssumedDensityFilter")
         if replicas is not None and not replicas > 0:
             raise ValueError(f"AssumedDensityFilter: replicas must be positive, got {replicas}.")
         for name, (shape, rate) in {"noise": noise, "prior": prior}.items():
@@ -282,12 +282,13 @@ def _refit(prior: Gamma, site: Site, m: Tensor, v: Tensor) -> tuple[Gamma, Site]
     return Gamma(*chosen(matched, prior)), Site(*chosen(new, site))
 
 
-def _check_all_random(net: nn.Module) -> None:
+def check_all_random(net: nn.Module, caller: str) -> None:
+    """Refuse a network with a parameter that has no variance."""
     random = {f"{name}{ending}" for name, _ in posteriors(net) for ending in ("", "_logvar")}
     deterministic = [name for name, _ in net.named_parameters() if name not in random]
     if deterministic:
         raise ValueError(
-            f"AssumedDensityFilter: parameter {deterministic[0]!r} has no variance, and every parameter"
+            f"{caller}: parameter {deterministic[0]!r} has no variance, and every parameter"
             " must be a random weight; use variational(net, biases=True)."
         )
 
