@@ -62,6 +62,12 @@ def test_fan_in_follows_the_layer_where_the_posterior_knows_it():
     torch.testing.assert_close(priors.FanIn(gain=3.0).kl(q), priors.Normal(precision=10.0).kl(q))
 
 
+def test_fan_in_is_around_the_centre_where_there_is_one():
+    q = posterior(4, 6)
+    moved = replace(q, mean=q.mean + 2.0, centre=torch.full((4, 6), 2.0))
+    torch.testing.assert_close(priors.FanIn(gain=3.0).kl(moved), priors.FanIn(gain=3.0).kl(q))
+
+
 def test_fan_in_of_an_embedding_without_its_padding_row_is_still_one():
     ((_, q),) = vp.posteriors(vp.variational(nn.Embedding(5, 3, padding_idx=0)))
     torch.testing.assert_close(priors.FanIn(gain=2.0).kl(q.random), priors.Normal(precision=0.5).kl(q.random))

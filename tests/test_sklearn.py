@@ -374,16 +374,6 @@ def test_tables_with_categories_dates_and_missing_values_are_taken(tmp_path: Pat
     assert classifier.score(table, labels) > 0.9
 
 
-def test_anchored_members_have_a_prior_around_their_first_weights() -> None:
-    options = QUICK | {"epochs": 1, "anchored": True}
-    members = BayesianMLPRegressor(**options).fit(X[TRAIN], Y[TRAIN]).members_
-    centres = [member.net[0].weight_centre for member in members]
-    assert not torch.equal(*centres)
-    kl = members[0].prior.kl(dict(vp.posteriors(members[0].net))["0.weight"])
-    members[0].net[0].weight_centre += 1.0
-    assert members[0].prior.kl(dict(vp.posteriors(members[0].net))["0.weight"]) > kl
-
-
 @pytest.mark.parametrize("wrong", [0.2, 5.0])
 def test_variances_are_calibrated_by_rows_that_were_not_seen(wrong: float) -> None:
     """A network whose noise is made wrong on purpose is put right by the factor."""

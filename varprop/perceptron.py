@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -26,12 +24,12 @@ from .inspect.explanation import Explanation, explain
 from .io.description import ModelFileError, describe_estimator
 from .laplace import RANK, Laplace
 from .likelihoods import Likelihood
-from .methods import METHODS, Method
 from .model import Fitted, Model, Standardise, Target
 from .objectives import ELBO
 from .posterior import variational
 from .predictive import Predictive, Regression
-from .priors import FanIn, Horseshoe, Prior
+from .priors import Horseshoe
+from .settings import MANY, Settings, count, positive
 from .table.encoding import Encoder, is_mixed
 from .training import loop as training
 from .training import replicas
@@ -40,17 +38,10 @@ from .training.epochs import Noise, predict
 from .training.folds import Folds
 from .training.streaming import learn
 
-MANY = 5000
-UNITS, BATCH, RATE = (50, 100), (32, 256), (0.01, 0.02)
-"""What "auto" is below `MANY` rows and from there on: hidden units, and the batch and rate of Adam."""
-STEPS, EPOCHS = (4000, 6000), ((120, 4000), (5, 60))
-"""Steps of Adam below `MANY` rows and from there on, and the fewest and most epochs that they may take."""
 COMPARED = 2000
 """Rows of a large table on which choices are compared."""
 LOGVAR = -7.0
 """The logarithms of the weights' variances at the start."""
-ROUNDS, PATIENCE = 100, 4
-"""The most rounds of L-BFGS, and rounds without a better one after which a member stops."""
 RACE = 10
 """Rounds of L-BFGS after which only the best choice is trained further."""
 FURTHER = 0.1
@@ -94,28 +85,8 @@ class Learned:
 
 
 @dataclass(eq=False, repr=False)
-class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
-    """What regression and classification share: a network of ReLU units, trained on standardised inputs.
-
-    scikit-learn reads the parameters from the signature of the constructor, which `dataclass` writes.
-    """
-
-    hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto"
-    _: KW_ONLY
-    method: str | Method = "dvi"
-    prior: float | Prior = 8.0
-    kl_weight: float = 1.0
-    kl_z_weight: float = 0.0
-    folds: int = 5
-    n_replicas: int = 1
-    optimizer: Literal["auto", "lbfgs", "adam"] = "auto"
-    epochs: int | Literal["auto"] = "auto"
-    lr: float | Literal["auto"] = "auto"
-    batch_size: int | Literal["auto"] = "auto"
-    n_iter_no_change: int | Literal["auto"] = "auto"
-    warm_start: bool = False
-    random_state: int | np.random.RandomState | None = None
-    verbose: bool = False
+class BayesianMLP(Settings, Learned, Fitted):
+    """What regression and classification share: a network of ReLU units, trained on standardised inputs."""
 
     @abstractmethod
     def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -271,12 +242,8 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         self.history_ = pd.DataFrame()
         self.n_seen_, self.n_iter_ = 0.0, 0
 
-    @property
-    def _prior(self) -> Prior:
-        return self.prior if isinstance(self.prior, Prior) else FanIn(float(self.prior))
-
     def _objective(self, rows: int, features: int) -> ELBO:
-        method, prior = _method(self.method), self._prior
+        method, prior = self._moments, self._prior
         likelihood, outputs = self._likelihood()
         layers: list[nn.Module] = []
         for inputs, units in pairwise([features, *self._hidden(rows), outputs]):
@@ -379,66 +346,6 @@ class BayesianMLP(BaseEstimator, Learned, Fitted):  # type: ignore[misc]
         self.oof_log_likelihood_ = float((w * p.log_prob(values)).sum() / w.sum())
         self._keep(p, values, parts.part.numpy())
 
-    # --------------------------------------------------------------------------------------------- automatics
-
-    def _fold_count(self, rows: int) -> int:
-        """At least two rows are in each fold."""
-        return max(1, min(count("folds", self.folds), rows // 2))
-
-    def _options(self, rows: int, folds: int) -> dict[str, Any]:
-        """Of the trainer of folds."""
-        rounds = self._rounds(rows)
-        if rounds is not None:
-            return {"optimizer": "lbfgs", "epochs": rounds, "patience": self._patience}
-        batch_size = self._batch_size(rows)
-        return {
-            "epochs": self._epochs(rows, batch_size, folds),
-            "lr": self._rate(rows),
-            "batch_size": batch_size,
-            "schedule": "cosine",
-            "patience": None if self.n_iter_no_change == "auto" else self._patience,
-        }
-
-    def _rounds(self, rows: int) -> int | None:
-        """The most rounds of L-BFGS; None with Adam."""
-        if self._optimizer(rows) == "adam":
-            return None
-        return ROUNDS if self.epochs == "auto" else count("epochs", self.epochs)
-
-    @property
-    def _patience(self) -> int:
-        given = self.n_iter_no_change
-        return PATIENCE if isinstance(given, str) and given == "auto" else count("n_iter_no_change", given)
-
-    def _optimizer(self, rows: int) -> str:
-        if self.optimizer not in ("auto", "lbfgs", "adam"):
-            raise ValueError(f'optimizer must be "auto", "lbfgs" or "adam", got {self.optimizer!r}.')
-        if self.optimizer == "auto":
-            return "lbfgs" if rows < MANY and not _method(self.method).samples else "adam"
-        return self.optimizer
-
-    def _hidden(self, rows: int) -> list[int]:
-        sizes = self.hidden_layer_sizes
-        if isinstance(sizes, str) and sizes == "auto":
-            return [UNITS[rows >= MANY]]
-        several = sizes if isinstance(sizes, Iterable) and not isinstance(sizes, str) else [sizes]
-        return [count("hidden_layer_sizes", size) for size in several]
-
-    def _batch_size(self, rows: int) -> int:
-        if self.batch_size != "auto":
-            return min(count("batch_size", self.batch_size), rows)
-        return min(BATCH[rows >= MANY], rows)
-
-    def _rate(self, rows: int) -> float:
-        return RATE[rows >= MANY] if self.lr == "auto" else positive("lr", self.lr)
-
-    def _epochs(self, rows: int, batch_size: int, folds: int = 1, share: float = 1.0) -> int:
-        if self.epochs != "auto":
-            return count("epochs", self.epochs)
-        many = rows >= MANY
-        seen = rows if folds == 1 else rows - rows // folds
-        return max(1, round(share * np.clip(STEPS[many] * batch_size / seen, *EPOCHS[many])))
-
     # --------------------------------------------------------------------------------------------- prediction
 
     @property
@@ -521,23 +428,3 @@ def mean_and_scale(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, 
     columns = values.astype(np.float64).reshape(len(values), -1)
     scaler = StandardScaler().fit(columns, sample_weight=weight)
     return scaler.mean_.reshape(values.shape[1:]), scaler.scale_.reshape(values.shape[1:])
-
-
-def _method(method: str | Method) -> Method:
-    if isinstance(method, Method):
-        return method
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, or a Method, got {method!r}.")
-    return METHODS[method]
-
-
-def positive(name: str, value: object) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
-        raise ValueError(f"{name} must be a positive number, got {value!r}.")
-    return float(value)
-
-
-def count(name: str, value: object) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or not int(value) > 0:
-        raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
-    return int(value)

@@ -1,0 +1,129 @@
+"""The parameters of the estimators, and what "auto" stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from .methods import METHODS, Method
+from .priors import FanIn, Prior
+
+MANY = 5000
+UNITS, BATCH, RATE = (50, 100), (32, 256), (0.01, 0.02)
+"""What "auto" is below `MANY` rows and from there on: hidden units, and the batch and rate of Adam."""
+STEPS, EPOCHS = (4000, 6000), ((120, 4000), (5, 60))
+"""Steps of Adam below `MANY` rows and from there on, and the fewest and most epochs that they may take."""
+ROUNDS, PATIENCE = 100, 4
+"""The most rounds of L-BFGS, and rounds without a better one after which a member stops."""
+
+
+@dataclass(eq=False, repr=False)
+class Settings(BaseEstimator):  # type: ignore[misc]
+    """The parameters that regression and classification share.
+
+    scikit-learn reads them from the signature of the constructor, which `dataclass` writes.
+    """
+
+    hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto"
+    _: KW_ONLY
+    method: str | Method = "dvi"
+    prior: float | Prior = 8.0
+    kl_weight: float = 1.0
+    kl_z_weight: float = 0.0
+    folds: int = 5
+    n_replicas: int = 1
+    optimizer: Literal["auto", "lbfgs", "adam"] = "auto"
+    epochs: int | Literal["auto"] = "auto"
+    lr: float | Literal["auto"] = "auto"
+    batch_size: int | Literal["auto"] = "auto"
+    n_iter_no_change: int | Literal["auto"] = "auto"
+    warm_start: bool = False
+    random_state: int | np.random.RandomState | None = None
+    verbose: bool = False
+
+    @property
+    def _moments(self) -> Method:
+        if isinstance(self.method, Method):
+            return self.method
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, or a Method, got {self.method!r}.")
+        return METHODS[self.method]
+
+    @property
+    def _prior(self) -> Prior:
+        return self.prior if isinstance(self.prior, Prior) else FanIn(float(self.prior))
+
+    def _fold_count(self, rows: int) -> int:
+        """At least two rows are in each fold."""
+        return max(1, min(count("folds", self.folds), rows // 2))
+
+    def _options(self, rows: int, folds: int) -> dict[str, Any]:
+        """Of the trainer of folds."""
+        rounds = self._rounds(rows)
+        if rounds is not None:
+            return {"optimizer": "lbfgs", "epochs": rounds, "patience": self._patience}
+        batch_size = self._batch_size(rows)
+        return {
+            "epochs": self._epochs(rows, batch_size, folds),
+            "lr": self._rate(rows),
+            "batch_size": batch_size,
+            "schedule": "cosine",
+            "patience": None if self.n_iter_no_change == "auto" else self._patience,
+        }
+
+    def _rounds(self, rows: int) -> int | None:
+        """The most rounds of L-BFGS; None with Adam."""
+        if self._optimizer(rows) == "adam":
+            return None
+        return ROUNDS if self.epochs == "auto" else count("epochs", self.epochs)
+
+    @property
+    def _patience(self) -> int:
+        given = self.n_iter_no_change
+        return PATIENCE if isinstance(given, str) and given == "auto" else count("n_iter_no_change", given)
+
+    def _optimizer(self, rows: int) -> str:
+        if self.optimizer not in ("auto", "lbfgs", "adam"):
+            raise ValueError(f'optimizer must be "auto", "lbfgs" or "adam", got {self.optimizer!r}.')
+        if self.optimizer == "auto":
+            return "lbfgs" if rows < MANY and not self._moments.samples else "adam"
+        return self.optimizer
+
+    def _hidden(self, rows: int) -> list[int]:
+        sizes = self.hidden_layer_sizes
+        if isinstance(sizes, str) and sizes == "auto":
+            return [UNITS[rows >= MANY]]
+        several = sizes if isinstance(sizes, Iterable) and not isinstance(sizes, str) else [sizes]
+        return [count("hidden_layer_sizes", size) for size in several]
+
+    def _batch_size(self, rows: int) -> int:
+        if self.batch_size != "auto":
+            return min(count("batch_size", self.batch_size), rows)
+        return min(BATCH[rows >= MANY], rows)
+
+    def _rate(self, rows: int) -> float:
+        return RATE[rows >= MANY] if self.lr == "auto" else positive("lr", self.lr)
+
+    def _epochs(self, rows: int, batch_size: int, folds: int = 1, share: float = 1.0) -> int:
+        if self.epochs != "auto":
+            return count("epochs", self.epochs)
+        many = rows >= MANY
+        seen = rows if folds == 1 else rows - rows // folds
+        return max(1, round(share * np.clip(STEPS[many] * batch_size / seen, *EPOCHS[many])))
+
+
+def positive(name: str, value: object) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
+        raise ValueError(f"{name} must be a positive number, got {value!r}.")
+    return float(value)
+
+
+def count(name: str, value: object) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not int(value) > 0:
+        raise ValueError(f"{name} must be a positive whole number, got {value!r}.")
+    return int(value)
