@@ -16,7 +16,7 @@ from .priors import FanIn, Prior
 MANY = 5000
 UNITS, BATCH, RATE = (50, 100), (32, 256), (0.01, 0.02)
 """What "auto" is below `MANY` rows and from there on: hidden units, and the batch and rate of Adam."""
-STEPS, EPOCHS = (4000, 6000), ((120, 4000), (5, 60))
+STEPS, EPOCHS = (4000, 6000), ((120, 4000), (5, 120))
 """Steps of Adam below `MANY` rows and from there on, and the fewest and most epochs that they may take."""
 ROUNDS, PATIENCE = 100, 4
 """The most rounds of L-BFGS, and rounds without a better one after which a member stops."""
