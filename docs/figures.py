@@ -53,7 +53,7 @@ def front() -> None:
 
 
 def _curve(ax: Axes) -> None:
-    """A noisy sine with a gap, and no data on either side: the mean and the two parts of its 90 % interval."""
+    """A noisy sine with a gap: the mean and the two parts of its 90 % interval."""
     torch.manual_seed(0)
     x = torch.cat([torch.rand(90, 1) * 2 - 4, torch.rand(90, 1) * 2 - 0.5])
     y = torch.sin(1.5 * x) + 0.15 * torch.randn_like(x)
