@@ -335,6 +335,18 @@ def test_automatic_choices_are_the_best_out_of_fold_and_reported() -> None:
     assert model.predict([[0.0]])[0] == pytest.approx(1.0, abs=0.1)
 
 
+def test_means_on_a_log_scale_are_not_extrapolated(tmp_path: Path) -> None:
+    random = np.random.RandomState(0)
+    x = random.uniform(-1, 1, (200, 1))
+    price = np.exp(3 * x[:, 0] + 0.1 * random.randn(200))
+    model = BayesianMLPRegressor(noise="constant", log_target=True, epochs=6, random_state=0).fit(x, price)
+    assert model.predict([[20.0]])[0] > 10
+    median = sum(model.predict_interval([[20.0]], 1e-6)) / 2
+    assert median[0] == pytest.approx(price.max(), rel=0.01)
+    modelfile.save(model, tmp_path)
+    assert modelfile.load(tmp_path).predict([[20.0]]) == pytest.approx(model.predict([[20.0]]))
+
+
 def test_the_best_choice_is_trained_further_if_that_helps() -> None:
     X, y = load_diabetes(return_X_y=True)
     wave = np.sin(40 * X[:, 2]) + 0.01 * np.random.RandomState(0).randn(len(y))

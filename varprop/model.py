@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from .inspect.consistency import Audit, audit
 from .objectives import ELBO
-from .predictive import ClassPredictive, Predictive, exponential, mixture, rescaled, tempered, widened
+from .predictive import (
+    ClassPredictive,
+    Predictive,
+    exponential,
+    limited,
+    mixture,
+    rescaled,
+    tempered,
+    widened,
+)
 
 ROWS = 4096
 """Rows that are predicted at once."""
@@ -93,6 +102,9 @@ class Numbers(Target):
     scale: Tensor
     log: bool = False
     """Whether their logarithms are standardised and learned, with normal noise."""
+    bounds: tuple[Tensor, Tensor] | None = None
+    """The least and the largest logarithm in training, standardised. A mean beyond them would be extrapolated
+    exponentially."""
     spread: float = 1.0
     """A factor on the variances of all networks, which rows that they have not seen have asked for."""
 
@@ -106,6 +118,7 @@ class Numbers(Target):
 
     def unscaled(self, p: Predictive) -> Predictive:
         p = p if self.spread == 1 else widened(p, self.spread)
+        p = p if self.bounds is None else limited(p, *self.bounds)
         p = rescaled(p, self.mean, self.scale)
         return exponential(p) if self.log else p
 

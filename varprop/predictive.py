@@ -371,6 +371,15 @@ def widened(p: Predictive, factor: Tensor | float) -> Regression:
     raise _not_numbers("widened", p)
 
 
+def limited(p: Predictive, low: Tensor, high: Tensor) -> Regression:
+    """The normal prediction, or mixture of normals, with every mean between two bounds."""
+    if isinstance(p, RegressionMixture):
+        return mixture_of_numbers([limited(component, low, high) for component in p.components])
+    if isinstance(p, NormalPredictive):
+        return NormalPredictive(p.mean.clamp(low.to(p.mean), high.to(p.mean)), p.epistemic, p.aleatoric)
+    raise _not_numbers("limited", p)
+
+
 def exponential(p: Predictive) -> Regression:
     """The prediction of exp(y), given a normal prediction of y or a mixture of normals."""
     if isinstance(p, RegressionMixture):

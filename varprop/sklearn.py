@@ -104,6 +104,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     spread_ = 1.0
     """The factor on all variances that out-of-fold rows have asked for."""
+    log_bounds_: np.ndarray | None = None
+    """The least and the largest standardised logarithm in training, the bounds of means on a log scale."""
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
@@ -173,14 +175,21 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
             )
         self.y_mean_, self.y_scale_ = mean_and_scale(np.log(y) if self.choices_["log_target"] else y, weight)
         self.n_outputs_ = 1 if y.ndim == 1 else y.shape[1]
-        self.spread_ = 1.0
+        self.spread_, self.log_bounds_ = 1.0, None
+        if self.choices_["log_target"]:
+            scaled = ((np.log(y) - self.y_mean_) / self.y_scale_).reshape(len(y), -1)
+            self.log_bounds_ = np.stack([scaled.min(0), scaled.max(0)])
 
     @property
     def _target(self) -> Numbers:
         mean, scale = (
             torch.tensor(v.reshape(-1), dtype=torch.float64) for v in (self.y_mean_, self.y_scale_)
         )
-        return Numbers(mean, scale, bool(self.choices_["log_target"]), self.spread_)
+        bounds = None
+        if self.log_bounds_ is not None:
+            low, high = torch.tensor(self.log_bounds_, dtype=torch.float64)
+            bounds = low, high
+        return Numbers(mean, scale, bool(self.choices_["log_target"]), bounds, self.spread_)
 
     def _likelihood(self) -> tuple[Likelihood, int]:
         outputs = self.n_outputs_
