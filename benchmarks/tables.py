@@ -21,7 +21,7 @@ import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 import varprop as vp
-from experiments import cells
+from experiments import cells, tabular_data
 from varprop.training.stack import Stack
 
 RESULT = Path(__file__).parent / "results" / "tables.json"
@@ -41,9 +41,8 @@ def made_up(rows: int = 10_000) -> tuple[Any, np.ndarray]:
 
 
 def diamonds() -> tuple[Any, np.ndarray]:
-    from plotnine.data import diamonds as table
-
-    return table.drop(columns="price"), table["price"].to_numpy(np.float64)
+    table = tabular_data.load("diamonds")
+    return table.x, table.y
 
 
 TABLES: dict[str, Callable[[], tuple[Any, np.ndarray]]] = {
