@@ -152,7 +152,13 @@ def test_covariance_is_saved_exported_and_left_out_of_training(tmp_path: object)
 
 
 @pytest.mark.parametrize(
-    "options", [{"laplace": False}, {"prior": vp.priors.Normal(1.0)}, {"method": "deterministic"}]
+    "options",
+    [
+        {"hidden_layer_sizes": 500},
+        {"laplace": False},
+        {"prior": vp.priors.Normal(1.0)},
+        {"method": "deterministic"},
+    ],
 )
 def test_covariance_can_be_left_out(options: dict[str, object]) -> None:
     X, y = load_diabetes(return_X_y=True)

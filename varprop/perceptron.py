@@ -26,7 +26,7 @@ from .laplace import RANK, Laplace
 from .likelihoods import Likelihood
 from .model import Fitted, Model, Standardise, Target
 from .objectives import ELBO
-from .posterior import variational
+from .posterior import posteriors, variational
 from .predictive import Predictive, Regression
 from .priors import Horseshoe
 from .settings import MANY, Settings, count, positive
@@ -322,8 +322,8 @@ class BayesianMLP(Settings, Learned, Fitted):
 
     def _correlate(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> None:
         """Give the predictions of each member the correlations between its weights, where that can be."""
-        gain = self._gain
-        if gain is None or len(X) >= MANY:
+        gain, size = self._gain, sum(q.mean.numel() for _, q in posteriors(self.elbo_.net))
+        if gain is None or max(len(X), size) >= MANY:
             return
         model = replace(self.model_, encoder=None)
         x, t, w = model.inputs(X), model.targets(y), torch.from_numpy(weight)

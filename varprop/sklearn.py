@@ -69,7 +69,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     :param noise: "constant"; "heteroscedastic", which differs between inputs; "student", with heavy tails; or
         "auto", the better of the last two by the out-of-fold log-likelihood.
     :param laplace: let the variances know the correlations between weights (`varprop.laplace`), so that they
-        grow away from the data; below 5,000 rows, for a prior by the fan-in and methods with moments.
+        grow away from the data; below 5,000 rows and as many weights, for a prior by the fan-in and a method
+        with moments.
     :param log_target: learn the logarithms of the targets; "auto" tries it for positive and skewed ones.
     :param kl_weight: how much the divergence from the prior counts; less than 1 is a tempered posterior.
     :param kl_z_weight: weight of the gates' divergence, for VBP and CVBP.
