@@ -140,7 +140,7 @@ def test_targets_far_from_zero_keep_their_digits(place: Path, tmp_path: Path) ->
 
 def test_the_model_is_json_and_safetensors(place: Path) -> None:
     assert {path.suffix for path in (place / "price").iterdir()} == {".json", ".safetensors"}
-    model = TableModel.load(place / "price")
+    model = vp.load(place / "price")
     assert model.types == {"area": "float64", "rooms": "float64", "town": "str"}
     assert len(model.history) == 6
 

@@ -21,6 +21,7 @@ from ..posterior import centred, is_random, remembered, variational
 from ..table.encoding import Encoder
 
 if TYPE_CHECKING:
+    from ..model import Fitted
     from ..perceptron import BayesianMLP
 
 Part = TypeVar("Part")
@@ -235,6 +236,15 @@ def make_estimator(description: Description, members: list[ELBO]) -> BayesianMLP
         setattr(estimator, name, _value(plain))
     estimator.members_, estimator.elbo_ = members, members[0]
     return estimator
+
+
+def make_table(preprocessing: Description, estimator: BayesianMLP) -> Fitted:
+    """The model of a table, if the preprocessing is one of a table; the estimator otherwise."""
+    if not {"encoder", "target", "baseline"} <= preprocessing.keys():
+        return estimator
+    from ..table.model import TableModel
+
+    return TableModel.of_description(preprocessing, estimator)
 
 
 def _from_format_2(

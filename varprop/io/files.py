@@ -24,6 +24,7 @@ from .description import (
     describe_objective,
     make_estimator,
     make_objective,
+    make_table,
 )
 from .storage import replacing
 
@@ -67,7 +68,7 @@ def load(
     likelihood: Likelihood | None = None,
     prior: Prior | None = None,
 ) -> Any:
-    """Read what `save` wrote, an objective or an estimator, onto the CPU.
+    """Read what `save` or `varprop fit` wrote, onto the CPU: an objective, an estimator, or a table's model.
 
     :param net: the network, if the file cannot describe it, with random weights like the saved one; it takes
         the values of the file.
@@ -95,7 +96,7 @@ def load(
             return elbo.eval()
         members = [make_objective(objective, given) for _ in range(description["members"])]
         nn.ModuleList(members).eval().load_state_dict(weights, assign=True)
-        return make_estimator(estimator, members)
+        return make_table(description["preprocessing"], make_estimator(estimator, members))
     except ModelFileError:
         raise
     except Exception as error:  # a constructor may raise anything on arguments that no save has written

@@ -152,16 +152,21 @@ class TableModel(Fitted):
 
     @classmethod
     def load(cls, folder: str | Path) -> TableModel:
-        loaded, kept = files.load(folder), files.preprocessing(folder)
         try:
-            if not isinstance(loaded, BayesianMLP):
-                return cls._from_objective(loaded, kept)
-            encoder, column = Encoder.from_json(kept["encoder"]), TargetColumn.from_json(kept["target"])
-            return cls._of(loaded, encoder, column, Baseline(**kept["baseline"]))
+            loaded = files.load(folder)
+            if isinstance(loaded, ELBO):
+                return cls._from_objective(loaded, files.preprocessing(folder))
         except (KeyError, TypeError) as error:
-            raise TableError(
-                f"{folder} is a model, but not of a table; make one with `varprop fit`."
-            ) from error
+            raise _no_table(folder) from error
+        if not isinstance(loaded, TableModel):
+            raise _no_table(folder)
+        return loaded
+
+    @classmethod
+    def of_description(cls, kept: Description, estimator: BayesianMLP) -> TableModel:
+        """Of an estimator that was fitted to encoded columns, with what `description` says about them."""
+        encoder, column = Encoder.from_json(kept["encoder"]), TargetColumn.from_json(kept["target"])
+        return cls._of(estimator, encoder, column, Baseline(**kept["baseline"]))
 
     @classmethod
     def _of(
@@ -180,6 +185,10 @@ class TableModel(Fitted):
         history = pd.DataFrame(kept["history"])
         model = Model([elbo], target, Standardise(**kept["scales"]), history=history)
         return cls(encoder, column, _with_encoder(model, encoder))
+
+
+def _no_table(folder: str | Path) -> TableError:
+    return TableError(f"{folder} is a model, but not of a table; make one with `varprop fit`.")
 
 
 def _from_format_1(kept: Description) -> Description:
