@@ -13,13 +13,14 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import varprop as vp
-from varprop import BayesianMLPClassifier, BayesianMLPRegressor, perceptron, predictive
+from varprop import BayesianMLPClassifier, BayesianMLPRegressor, predictive, race
 from varprop.io import files as modelfile
 
 QUICK: dict[str, Any] = {
@@ -351,9 +352,23 @@ def test_the_best_choice_is_trained_further_if_that_helps() -> None:
     X, y = load_diabetes(return_X_y=True)
     wave = np.sin(40 * X[:, 2]) + 0.01 * np.random.RandomState(0).randn(len(y))
     model = BayesianMLPRegressor(epochs=16, random_state=0).fit(X, wave)
-    assert len(model.history_) == model.n_iter_ > perceptron.RACE
+    assert len(model.history_) == model.n_iter_ > race.ROUNDS
     assert model.oof_log_likelihood_ > model.candidates_["log-likelihood"].max() + 0.05
     assert model.n_seen_ == pytest.approx(0.8 * len(y))
+
+
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
+    X, y = load_diabetes(return_X_y=True)
+    model = BayesianMLPRegressor(epochs=2, folds=2, random_state=0)
+    failing = {"side_effect": FloatingPointError}
+    with patch("varprop.training.loop.fit", **failing), pytest.raises(FloatingPointError):
+        model.partial_fit(X, y)
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+    before = model.fit(X, y).predict(X)
+    with patch("varprop.training.replicas.fit", **failing), pytest.raises(FloatingPointError):
+        model.fit(X[:, :4], y)
+    np.testing.assert_array_equal(model.predict(X), before)
 
 
 def test_heavy_tails_are_found() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -19,39 +20,51 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from . import race
 from .inspect.consistency import Audit
 from .inspect.explanation import Explanation, explain
 from .io.description import ModelFileError, describe_estimator
-from .laplace import RANK, Laplace
 from .likelihoods import Likelihood
 from .model import Fitted, Model, Standardise, Target
 from .objectives import ELBO
 from .posterior import posteriors, variational
-from .predictive import Predictive, Regression
+from .predictive import Predictive
 from .priors import Horseshoe
 from .settings import MANY, Settings, count, positive
 from .table.encoding import Encoder, is_mixed
 from .training import loop as training
 from .training import replicas
 from .training.batches import Batch
-from .training.epochs import Noise, predict
-from .training.folds import Folds
+from .training.epochs import Noise
+from .training.rows import Rows, Scaled
 from .training.streaming import learn
 
 COMPARED = 2000
 """Rows of a large table on which choices are compared."""
 LOGVAR = -7.0
 """The logarithms of the weights' variances at the start."""
-RACE = 10
-"""Rounds of L-BFGS after which only the best choice is trained further."""
 FURTHER = 0.1
 """The share of the epochs of Adam that a further call of `partial_fit` makes."""
 KEPT = 1000
 """The latest rows of the history that are kept, so that a stream needs no more memory."""
 
 Self = TypeVar("Self", bound="BayesianMLP")
+Given = ParamSpec("Given")
 Choice: TypeAlias = Mapping[str, object]
 """Parameters for which "auto" may stand, with values."""
+
+
+def all_or_nothing(
+    method: Callable[Concatenate[Self, Given], Self],
+) -> Callable[Concatenate[Self, Given], Self]:
+    """Let a method change the estimator only if it ends without an error."""
+
+    @wraps(method)
+    def call(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Self:
+        self.__dict__ = method(copy(self), *args, **kwargs).__dict__
+        return self
+
+    return call
 
 
 class Learned:
@@ -139,6 +152,7 @@ class BayesianMLP(Settings, Learned, Fitted):
 
     # ----------------------------------------------------------------------------------------------- training
 
+    @all_or_nothing
     def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on rows X with targets y; a row counts as often as its weight says.
 
@@ -169,75 +183,60 @@ class BayesianMLP(Settings, Learned, Fitted):
         :param dtype: of new networks; that of X by default.
         """
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
-        if not len(X):
+        rows = Rows(X[weight > 0], y[weight > 0], weight[weight > 0])
+        if not len(rows):
             raise ValueError("All sample weights are zero; at least one row must count.")
-        folds = 1 if once else self._fold_count(len(X))
         if new:
             self._dtype = dtype or (torch.float32 if X.dtype == np.float32 else torch.float64)
             self.random_ = int(check_random_state(self.random_state).randint(2**31))
-            compared = folds > 1 and self._is_open
-            choice = self._choice(y, compared)
-            if compared:
-                leader = self._leader(choice, X, y, weight)
-                choice = leader.choices_
-                if len(X) < MANY:
-                    self.__dict__.update(vars(leader))
-                    self._train_further(X, y, weight, folds)
-                    self._correlate(X, y, weight, folds)
-                    return self
-            self._start(choice, X, y, weight, folds)
-        self._train_members(X, y, weight, folds, once)
-        if folds > 1:
-            self._correlate(X, y, weight, folds)
         if once:
+            self._train_on(rows, new)
             for name in [name for name in vars(self) if name.startswith("oof_")]:
                 delattr(self, name)  # from now on every member has seen all rows
+        else:
+            self._train_folds(rows, new)
         return self
 
-    def _leader(self: Self, choice: Choice, X: np.ndarray, y: np.ndarray, weight: np.ndarray) -> Self:
-        """The choice with the best out-of-fold log-likelihood in a race; on some rows of a large table."""
-        if len(X) >= MANY:
-            rows = np.random.RandomState(self.random_).permutation(len(X))[:COMPARED]
-            X, y, weight = X[rows], y[rows], weight[rows]
-        folds, rounds = self._fold_count(len(X)), self._rounds(len(X))
-        options: dict[str, Any] = {} if rounds is None else {"epochs": min(RACE, rounds)}
+    def _train_on(self, rows: Rows, new: bool) -> None:
+        """Let all members learn all rows, with their posteriors so far as priors."""
+        if new:
+            self._start(self._choice(rows.y, compared=False), rows, folds=1)
+        data = self._scaled(rows, folds=1)
+        batch = data.x, data.t, (data.weight / data.weight.mean()).to(data.x.dtype)
+        n_data = rows.total / positive("kl_weight", self.kl_weight)
+        self._note(learn(self.members_, batch, n_data, lambda *given: self._fit_all(batch, *given)))
+        self.n_seen_ += rows.total
 
-        def trial(choice: Choice) -> Self:
-            found = copy(self)
-            found._start(choice, X, y, weight, folds)
-            found._train_members(X, y, weight, folds, **options)
-            return found
+    def _train_folds(self, rows: Rows, new: bool) -> None:
+        """Train each member without another fold, and choose what is left open."""
+        folds = self._fold_count(len(rows))
+        compared = new and folds > 1 and self._is_open
+        if new:
+            choice = self._choice(rows.y, compared)
+            if compared:
+                best = race.leader(
+                    self, choice, rows if len(rows) < MANY else rows.sample(COMPARED, self.random_)
+                )
+                choice, self.candidates_ = best.estimator.choices_, best.estimator.candidates_
+                if len(rows) < MANY:
+                    best = race.trained_further(best)
+                    self.__dict__.update(vars(best.estimator))
+                    self._correlate(best.data)
+                    return
+            self._start(choice, rows, folds)
+        data = self._scaled(rows, folds)
+        self._train_members(data)
+        self._correlate(data)
 
-        first = trial(choice)
-        trials = [first, *(trial(other) for other in first._other_choices(y))]
-        best = max(trials, key=lambda trial: trial.oof_log_likelihood_)
-        self.candidates_ = best.candidates_ = pd.DataFrame(
-            [{**trial.choices_, "log-likelihood": trial.oof_log_likelihood_} for trial in trials]
-        )
-        return best
-
-    def _train_further(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> None:
-        """The rounds of L-BFGS after the race, if they make the out-of-fold log-likelihood better."""
-        rounds = self._rounds(len(X))
-        if rounds is None or rounds <= RACE:
-            return
-        longer = copy(self)
-        longer.members_ = deepcopy(self.members_)
-        longer.elbo_ = longer.members_[0]
-        longer._train_members(X, y, weight, folds, epochs=rounds - RACE, warm_up=0)
-        if longer.oof_log_likelihood_ > self.oof_log_likelihood_:
-            self.__dict__.update(vars(longer))
-
-    def _start(self, choice: Choice, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> None:
+    def _start(self, choice: Choice, rows: Rows, folds: int) -> None:
         """New scales, and new networks from the random state."""
         self.choices_ = dict(choice)
-        self.x_mean_, self.x_scale_ = mean_and_scale(X, weight)
-        self._learn_target(y, weight)
+        self.x_mean_, self.x_scale_ = mean_and_scale(rows.X, rows.weight)
+        self._learn_target(rows.y, rows.weight)
         with torch.random.fork_rng([]):
             torch.manual_seed(self.random_)
             n = folds * count("n_replicas", self.n_replicas)
-            self.members_ = [self._objective(len(X), X.shape[1]).to(self._dtype) for _ in range(n)]
+            self.members_ = [self._objective(*rows.X.shape).to(self._dtype) for _ in range(n)]
         self.elbo_ = self.members_[0]
         self.history_ = pd.DataFrame()
         self.n_seen_, self.n_iter_ = 0.0, 0
@@ -256,37 +255,26 @@ class BayesianMLP(Settings, Learned, Fitted):
                 layer._parameters.pop("weight_logvar", None)
         return ELBO(net, method, likelihood, prior, n_data=1, kl_z_weight=self.kl_z_weight)
 
-    def _train_members(
-        self,
-        X: np.ndarray,
-        y: np.ndarray,
-        weight: np.ndarray,
-        folds: int,
-        once: bool = False,
-        **options: Any,
-    ) -> None:
-        model = replace(self.model_, encoder=None)  # the rows are encoded already
-        x, t, w = model.inputs(X), model.targets(y), torch.from_numpy(weight)
-        seen = float(weight.sum()) * (1 if folds == 1 else 1 - 1 / folds)
-        n_data = seen / positive("kl_weight", self.kl_weight)
-        data = (x, t, (w / w.mean()).to(x.dtype))
-        if once:
-            self._note(learn(self.members_, data, n_data, lambda *given: self._fit_all(data, *given)))
-            self.n_seen_ += seen
-            return
+    def _scaled(self, rows: Rows, folds: int) -> Scaled:
+        return Scaled.by(replace(self.model_, encoder=None), rows, folds, self.random_)
+
+    def _train_members(self, data: Scaled, **options: Any) -> None:
+        """Train the members and judge them by the rows that they have not seen."""
+        seen = data.total * (1 if data.folds is None else 1 - 1 / data.folds.count)
         self.n_seen_ = seen
         for member in self.members_:
             member.covariance = None
-            member.n_data = n_data
-        if folds == 1:
-            self._note(self._fit_all(data, self.members_))
+            member.n_data = seen / positive("kl_weight", self.kl_weight)
+        if data.folds is None:
+            weight = (data.weight / data.weight.mean()).to(data.x.dtype)
+            self._note(self._fit_all((data.x, data.t, weight), self.members_))
             return
-        parts = Folds.draw(x, t, folds, self.random_)
-        options = {**self._options(len(X), folds), **options}
+        options = {**self._options(len(data.x), data.folds.count), **options}
         options |= {"seeds": self._seeds, "progress": bool(self.verbose)}
         with _single_precision(self.members_):
-            self._note(parts.fit(self.members_, x.float(), _single(t), w, **options))
-        self._judge(parts, x, model.target.values(y), t, w)
+            history = data.folds.fit(self.members_, data.x.float(), _single(data.t), data.weight, **options)
+        self._note(history)
+        self._judge(data)
 
     def _fit_all(self, data: Batch, members: Sequence[ELBO], noise: Noise = "running") -> pd.DataFrame:
         """Train every member on all rows; where they go on from earlier ones, with fewer steps."""
@@ -320,31 +308,22 @@ class BayesianMLP(Settings, Learned, Fitted):
         self.n_iter_ += len(mean)
         self.history_ = history.tail(max(KEPT, len(mean))).reset_index(drop=True)
 
-    def _correlate(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray, folds: int) -> None:
+    def _correlate(self, data: Scaled) -> None:
         """Give the predictions of each member the correlations between its weights, where that can be."""
         gain, size = self._gain, sum(q.mean.numel() for _, q in posteriors(self.elbo_.net))
-        if gain is None or max(len(X), size) >= MANY:
-            return
-        model = replace(self.model_, encoder=None)
-        x, t, w = model.inputs(X), model.targets(y), torch.from_numpy(weight)
-        parts = Folds.draw(x, t, folds, self.random_)
-        seen = ~parts.held_out(len(self.members_))
-        rank = min(RANK, int(seen.sum(1).min()))
-        for member, rows in zip(self.members_, seen, strict=True):
-            p = predict(member, x[rows])
-            assert isinstance(p, Regression)
-            assert isinstance(member.net, nn.Sequential)
-            weights = w[rows].to(x.dtype)
-            member.covariance = Laplace.fit(member.net, gain, x[rows], p.aleatoric, weights, rank)
-        self._judge(parts, x, model.target.values(y), t, w)
+        if data.folds is not None and gain is not None and max(len(data.x), size) < MANY:
+            data.folds.correlate(self.members_, gain, data.x, data.weight)
+            self._judge(data)
 
-    def _judge(self, parts: Folds, x: Tensor, values: Tensor, t: Tensor, w: Tensor) -> None:
+    def _judge(self, data: Scaled) -> None:
         """What rows that a member has not seen say about it: its calibration and its honest score."""
-        p = parts.predict(self.members_, x)
-        self._calibrate(p, t, w)
+        assert data.folds is not None
+        w = data.weight
+        p = data.folds.predict(self.members_, data.x)
+        self._calibrate(p, data.t, w)
         p = self.oof_ = self._target.unscaled(p)
-        self.oof_log_likelihood_ = float((w * p.log_prob(values)).sum() / w.sum())
-        self._keep(p, values, parts.part.numpy())
+        self.oof_log_likelihood_ = float((w * p.log_prob(data.values)).sum() / w.sum())
+        self._keep(p, data.values, data.folds.part.numpy())
 
     # --------------------------------------------------------------------------------------------- prediction
 

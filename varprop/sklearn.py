@@ -17,7 +17,7 @@ from torch import Tensor
 from . import conformal as cv_plus
 from .likelihoods import BoundedNoise, Categorical, Likelihood, Normal, StudentT
 from .model import Classes, Numbers
-from .perceptron import BayesianMLP, Choice, mean_and_scale
+from .perceptron import BayesianMLP, Choice, all_or_nothing, mean_and_scale
 from .predictive import (
     ClassPredictive,
     Predictive,
@@ -108,6 +108,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     log_bounds_: np.ndarray | None = None
     """The least and the largest standardised logarithm in training, the bounds of means on a log scale."""
 
+    @all_or_nothing
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> BayesianMLPRegressor:
@@ -288,6 +289,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     temperature_ = 1.0
     """By which the logarithms of probabilities are divided, as out-of-fold rows have asked for."""
 
+    @all_or_nothing
     def partial_fit(
         self,
         X: ArrayLike,

@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 import torch
 from scipy.optimize import minimize_scalar
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..laplace import RANK, Laplace
 from ..objectives import ELBO
-from ..predictive import Predictive, concatenate, mixture, reordered
+from ..predictive import Predictive, Regression, concatenate, mixture, reordered
 from . import replicas
 from .epochs import predict
 
@@ -60,6 +61,19 @@ class Folds:
         train, validation = (_rows(chosen, x, y, weight) for chosen in (~held_out, held_out))
         train[2].div_(train[2].mean(1, keepdim=True))
         return replicas.fit(members, *train, validation=validation, **options)
+
+    def correlate(self, members: Sequence[ELBO], gain: float, x: Tensor, weight: Tensor) -> None:
+        """Give each member the correlations between its weights, from the rows that it has seen.
+
+        :param gain: the prior variance of weights times the inputs of their unit.
+        """
+        seen = ~self.held_out(len(members))
+        rank = min(RANK, int(seen.sum(1).min()))
+        for member, rows in zip(members, seen, strict=True):
+            p = predict(member, x[rows])
+            assert isinstance(p, Regression)
+            assert isinstance(member.net, nn.Sequential)
+            member.covariance = Laplace.fit(member.net, gain, x[rows], p.aleatoric, weight[rows].to(x), rank)
 
     def predict(self, members: Sequence[ELBO], x: Tensor) -> Predictive:
         """Of each row by the members that have not seen it."""
