@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import varprop as vp
 from varprop import Gaussian
-from varprop.graph.trace import GRAPHS
+from varprop.graph.store import GRAPHS
 from varprop.graph.walk import walk
 from varprop.methods.base import Call, Function
 
@@ -428,7 +428,7 @@ def test_the_error_for_control_flow_shows_a_rule_to_write() -> None:
     net = vp.variational(nn.Sequential(nn.Linear(4, 4), Branching()))
     with pytest.raises(
         vp.NoRuleError,
-        match=r"(?s)cannot take the graph of .*networks\.Branching "
+        match=r"(?s)cannot take the graph of .*networks\.Branching, because it decides by a value "
         r".*method\(block\.fc, x\).*\{Branching: rule\}",
     ):
         vp.VBP(net, torch.ones(1, 4))

@@ -1,1 +1,3 @@
-"""Networks with their own `forward`: the torch.fx graph is traced once and walked with a method's rules."""
+"""Networks with their own `forward`: a graph is taken once and walked with a method's rules."""
+
+from .. import methods as methods  # the tables of methods need the graph's rules, so they are imported first

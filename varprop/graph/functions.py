@@ -21,6 +21,8 @@ from ..methods.base import Call, Function, Gain, Method, Rule, Table, Value, mis
 from ..methods.noise import of_averages, of_products, unexplained
 from ..methods.rules.attention import scaled_dot_product
 from .layer_forms import LAYER_FORMS
+from .positive import POSITIVE, quotient
+from .steps import placed
 
 # ------------------------------------------------------------------------------------------------- arithmetic
 
@@ -73,11 +75,15 @@ def multiply(method: Method, function: Function, a: Value, b: Value) -> Value:
     return a.times(b) if isinstance(a, Gaussian) else b.times(a)
 
 
-@rule("exact", gain=lambda call: _as_gain(1 / call.args[1]))
+def _divisor(call: Call) -> Gain | None:
+    b = call.args[1]
+    return None if isinstance(b, Gaussian) else _as_gain(1 / b)
+
+
+@rule("exact", gain=_divisor, takes_independent=True)
 def divide(method: Method, function: Function, a: Value, b: Value) -> Gaussian:
-    if isinstance(b, Gaussian):
-        raise missing(method, function, " by a random value")
-    return a.times(1 / b)
+    """a / b; a random divisor is taken as log-normal and independent (Eq. 64)."""
+    return quotient(a, b) if isinstance(b, Gaussian) else a.times(1 / b)
 
 
 def _slope(call: Call) -> Tensor | None:
@@ -87,11 +93,14 @@ def _slope(call: Call) -> Tensor | None:
 
 @rule("exact", 4, gain=_slope, noise=unexplained)
 def power(method: Method, function: Function, x: Gaussian, exponent: Value = 2) -> Gaussian:
-    """Integer powers: the square in closed form (Eq. 4), others by quadrature, also exact (Eq. 16)."""
+    """The square in closed form (Eq. 4), other integer powers by quadrature, also exact (Eq. 16); roots and
+    reciprocals of positive values (Eq. 64)."""
     if isinstance(exponent, Gaussian):
         raise missing(method, function, " with a random exponent")
-    if isinstance(exponent, Tensor) or exponent != int(exponent) or exponent < 1:
-        raise missing(method, function, f" with the exponent {exponent}")
+    if isinstance(exponent, Tensor):
+        raise missing(method, function, " with a tensor as exponent")
+    if exponent != int(exponent) or exponent < 1:
+        return moments.log_normal_power(x, exponent)
     return moments.square(x) if exponent == 2 else moments.quadrature(lambda t: t ** int(exponent), x)
 
 
@@ -128,6 +137,15 @@ def add_product(
     """beta shift + alpha a @ b (Eq. 1), as in torch.addmm."""
     product = moments.affine(lambda x, w, bias=None: x @ w, a, b)
     return as_gaussian(product).times(alpha).plus(_times(shift, beta))
+
+
+@rule("exact", 3, takes_independent=True)
+def add_entries(
+    method: Method, function: Function, shift: Value, a: Value, b: Value, *, value: float = 1
+) -> Value:
+    """shift + value a b (Eq. 3), as in torch.addcmul."""
+    product = as_gaussian(moments.product(a, b)).times(value)
+    return product.plus(shift)
 
 
 @rule("exact", 1, takes_independent=True)
@@ -180,6 +198,8 @@ def metadata(method: Method, function: Function, x: Gaussian, *args: Value, **op
 def attribute(method: Method, function: Function, x: Value, name: str) -> Value:
     if isinstance(x, tuple):
         return getattr(x, name)
+    if name == "data":
+        return x.detach()
     if name in ("T", "mT"):
         return x.map(lambda t: getattr(t, name))
     if name not in ("shape", "dtype", "device", "ndim"):
@@ -244,6 +264,15 @@ def looked_up(
     return table.map(lambda t: F.embedding(index, t))
 
 
+@rule("exact")
+def written(method: Method, function: Function, x: Value, index: Value, value: Value) -> Gaussian:
+    """x with a value written at an index."""
+    x_var, value_var = (
+        a.var if isinstance(a, Gaussian) else torch.zeros_like(torch.as_tensor(a)) for a in (x, value)
+    )
+    return Gaussian.of(function(mean_of(x), index, mean_of(value)), function(x_var, index, value_var))
+
+
 @rule("exact", 12, noise=of_averages)
 def average(method: Method, function: Function, x: Gaussian, *args: Value, **options: Value) -> Gaussian:
     """The mean of independent entries (Eq. 12)."""
@@ -273,6 +302,7 @@ def _rows(rule: Rule, names: str) -> Table:
 
 FUNCTIONS: Table = {
     **LAYER_FORMS,
+    **POSITIVE,
     **dict.fromkeys((operator.add, operator.iadd), add),
     **dict.fromkeys((operator.sub, operator.isub), subtract),
     **dict.fromkeys((operator.mul, operator.imul), multiply),
@@ -288,7 +318,7 @@ FUNCTIONS: Table = {
     **_rows(power, "pow square"),
     **_rows(bilinear, "matmul mm bmm mv"),
     **_rows(affine, "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
-    **_rows(elementwise, "exp sin cos erf"),
+    **_rows(elementwise, "exp expm1 sin cos erf atan sinh cosh asinh"),
     **_rows(
         moves, "flatten reshape view view_as reshape_as unflatten ravel permute transpose swapaxes movedim t"
     ),
@@ -299,8 +329,9 @@ FUNCTIONS: Table = {
         moves, "index_select gather masked_select swapdims moveaxis broadcast_to take_along_dim tril triu"
     ),
     **_rows(
-        moves, "diagonal rot90 fliplr flipud adjoint pixel_shuffle pixel_unshuffle channel_shuffle unfold sum"
+        moves, "diagonal rot90 fliplr flipud adjoint pixel_shuffle pixel_unshuffle channel_shuffle unfold"
     ),
+    **_rows(moves, "sum cumsum"),
     "unfold": moves,
     **_rows(unchanged, "clone contiguous detach to type_as float double half bfloat16"),
     **_rows(metadata, "size dim numel is_floating_point new_zeros new_ones new_full new_tensor new_empty"),
@@ -310,7 +341,9 @@ FUNCTIONS: Table = {
     **_rows(average, "mean"),
     **_rows(padded, "pad"),
     **_rows(add_product, "addmm addmv baddbmm"),
+    **_rows(add_entries, "addcmul"),
     **_rows(einsum, "einsum"),
+    placed: written,
     **_rows(where, "where"),
     "where": kept_where,
     **_rows(filled_where, "masked_fill masked_fill_"),

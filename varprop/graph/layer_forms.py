@@ -109,6 +109,9 @@ _NAMED: Table = {
         "output_size", adaptive_avg_pool1d=nn.AdaptiveAvgPool1d, adaptive_avg_pool2d=nn.AdaptiveAvgPool2d
     ),
     **_named("output_size", adaptive_avg_pool3d=nn.AdaptiveAvgPool3d),
+    **_named("output_size return_indices", adaptive_max_pool1d=nn.AdaptiveMaxPool1d),
+    **_named("output_size return_indices", adaptive_max_pool2d=nn.AdaptiveMaxPool2d),
+    **_named("output_size return_indices", adaptive_max_pool3d=nn.AdaptiveMaxPool3d),
 }
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
-from ..methods.base import Function, Operation, Value
+from ..methods.base import Function, Operation, Value, callable_of
 
 Values: TypeAlias = dict[str, Value]
 
@@ -48,6 +49,8 @@ class Step:
     fork: Fork | None = None
     frees: tuple[str, ...] = ()
     """Values that no later step needs."""
+    expected: Value = None
+    """What the step gave in a recording that holds only where it gives the same; None for other steps."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,22 @@ class Place:
     values: Values
 
 
-def _refs(value: Value) -> Iterator[str]:
+def refs_in(value: Value) -> Iterator[str]:
+    """The names of the steps that arguments refer to."""
     match value:
         case Ref():
             yield value.name
         case dict():
-            yield from _refs(tuple(value.values()))
+            yield from refs_in(tuple(value.values()))
         case slice():
-            yield from _refs((value.start, value.stop, value.step))
+            yield from refs_in((value.start, value.stop, value.step))
         case list() | tuple():
             for item in value:
-                yield from _refs(item)
+                yield from refs_in(item)
+
+
+def tensors_in(value: Value) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def filled(value: Value, values: Values) -> Value:
@@ -94,6 +102,52 @@ def layer(module: nn.Module, step: Step) -> nn.Module | None:
     return module.get_submodule(step.target) if step.op == "call_module" else None
 
 
+def value_of(
+    place: Place,
+    read: Callable[[nn.Module, str], Value],
+    apply: Callable[[Place, Operation, Value, Value], Value],
+) -> Value:
+    """The value of a step, by a way to read an attribute and a way to apply an operation."""
+    net, step, values = place.net, place.step, place.values
+    args, kwargs = filled((step.args, step.kwargs), values)
+    match step.op:
+        case "placeholder":
+            return values[step.target]
+        case "get_attr":
+            return read(net, step.target)
+        case "output":
+            is_structure = isinstance(step.target, pytree.TreeSpec)
+            return pytree.tree_unflatten(args[0], step.target) if is_structure else args[0]
+    return apply(place, layer(net, step) or step.target, args, kwargs)
+
+
+def replay(net: nn.Module, steps: Iterable[Step], values: Values) -> Iterator[tuple[Step, Value]]:
+    """Run steps as plain torch, and yield each with its value."""
+    values = dict(values)
+    for step in steps:
+        out = value_of(Place(net, step, values), _read, _apply)
+        yield step, out
+        values[step.name] = out
+        for name in step.frees:
+            values.pop(name, None)
+
+
+def _read(net: nn.Module, path: str) -> Value:
+    owner, _, name = path.rpartition(".")
+    return getattr(net.get_submodule(owner), name)
+
+
+def _apply(place: Place, operation: Operation, args: Value, kwargs: Value) -> Value:
+    return callable_of(operation, args)(*args, **kwargs)
+
+
+def placed(x: Tensor, index: Value, value: Value) -> Tensor:
+    """x with a value written at an index, as a function that leaves x as it was."""
+    written = x.clone()
+    written[index] = value
+    return written
+
+
 # --------------------------------------------------------------------------------------------- nodes to steps
 
 map_arg: Function = fx.node.map_arg
@@ -113,8 +167,9 @@ SUMS: set[Operation] = {
 
 
 def steps_of(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
+    """The steps of a graph of torch.fx."""
     renamed: dict[fx.Node, str] = {}
-    steps: dict[str, Step] = {}
+    steps = []
     for node in graph.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), lambda a: Ref(renamed[a]))
         args, kwargs = _by_place(tuple(args), dict(kwargs))
@@ -122,10 +177,18 @@ def steps_of(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
         if _in_place(module, node) and node.args and isinstance(node.args[0], fx.Node):
             # Later steps that use the argument get the value written into it.
             renamed[node.args[0]] = node.name
-        sources = tuple(dict.fromkeys(_refs((args, kwargs))))
-        step = Step(node.name, node.op, node.target, args, kwargs, sources, node.meta["place"])
-        steps[step.name] = replace(step, fork=_fork(steps, step)) if node.target in SUMS else step
-    return _freeing(list(steps.values()))
+        sources = tuple(dict.fromkeys(refs_in((args, kwargs))))
+        steps.append(Step(node.name, node.op, node.target, args, kwargs, sources, node.meta["place"]))
+    return linked(steps)
+
+
+def linked(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Steps that know where the operands of their sums fork, and which values no later step needs."""
+    found: dict[str, Step] = {}
+    for step in steps:
+        is_sum = step.op != "output" and step.target in SUMS
+        found[step.name] = replace(step, fork=_fork(found, step)) if is_sum else step
+    return _freeing(list(found.values()))
 
 
 def _by_place(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from inspect import signature
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from ..methods.base import (
     Function,
     Method,
     NoRuleError,
+    Operation,
     Rule,
     Table,
     Value,
@@ -19,14 +21,15 @@ from ..methods.base import (
     callable_of,
     is_plain,
     is_random_value,
+    is_torchs_own,
     missing,
     rule,
 )
 from ..posterior import is_random, posteriors
 from . import residual
 from .functions import FUNCTIONS
-from .steps import Place, Step, Values, filled, layer
-from .trace import GRAPHS, graph_name, is_torchs_own
+from .steps import Place, value_of
+from .store import graph_of, named, no_graph
 
 
 @rule("by its graph", container=True)
@@ -54,18 +57,14 @@ def walk(method: Method, module: nn.Module, inputs: tuple[Value, ...], options: 
     whole = tuple(
         key for key, entry in method.rules.items() if isinstance(key, type) and not as_rule(entry).container
     )
-    given = (
-        tuple(_given(value) for value in inputs),
-        tuple((name, _given(value)) for name, value in options.items()),
-    )
-    steps: tuple[Step, ...] = getattr(GRAPHS, graph_name(module, whole, *given))
-    values: Values = {f"input_{i}": value for i, value in enumerate(inputs)}
-    values.update(options)
-    out = None
-    for step in steps:
+    values = named(inputs, options)
+    graph, out = graph_of(module, whole, (inputs, options)), None
+    for step in graph.steps:
         try:
-            out = _run(method, Place(module, step, values))
+            out = value_of(Place(module, step, values), partial(_attribute, method), partial(_apply, method))
         except NoRuleError as error:
+            if step in graph.checks:
+                raise no_graph(module, "it decides by a value that is random") from None
             where = f"`{step.place}` of {type(module).__name__}" if step.place else type(module).__name__
             raise NoRuleError(f"{error}\nIt stands in {where}.") from None
         values[step.name] = out
@@ -74,28 +73,11 @@ def walk(method: Method, module: nn.Module, inputs: tuple[Value, ...], options: 
     return out
 
 
-def _given(value: Value) -> Value:
-    """(value,) for a plain value, which becomes a constant of the graph; True for any other argument."""
-    return (value,) if value is None or isinstance(value, bool | int | float | str) else True
-
-
-def _run(method: Method, place: Place) -> Value:
-    """The value of a step."""
-    step, values = place.step, place.values
-    args: Value = filled(step.args, values)
-    options: Value = filled(step.kwargs, values)
-    match step.op:
-        case "placeholder":
-            return values[step.target]
-        case "get_attr":
-            return _attribute(method, place.net, step.target)
-        case "output":
-            return args[0]
-    child = layer(place.net, step)
-    if child is not None:
-        if getattr(child, "return_indices", False) and is_random_value(args):
-            raise missing(method, child, " with return_indices=True")
-        return method.run(method.rule(child), child, args, options, place)
+def _apply(method: Method, place: Place, operation: Operation, args: Value, options: Value) -> Value:
+    if isinstance(operation, nn.Module):
+        if getattr(operation, "return_indices", False) and is_random_value(args):
+            raise missing(method, operation, " with return_indices=True")
+        return method.run(method.rule(operation), operation, args, options, place)
     return _function(method, place, args, options)
 
 

@@ -296,6 +296,10 @@ def row(keys: Container[object], module: nn.Module) -> type[nn.Module] | None:
     return None
 
 
+def is_torchs_own(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
+
+
 def missing(method: Method, operation: Operation, detail: str = "") -> NoRuleError:
     """The error for an operation without a rule: it names the operation and shows how to add a rule."""
     if isinstance(operation, nn.Module):

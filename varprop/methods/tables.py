@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from .. import moments
 from ..gaussian import Activation, Gaussian
 from ..graph.maxima import anchored_larger, anchored_largest, maxima_by
-from ..graph.trace import is_torchs_own
 from ..graph.walk import NETWORKS, walk
 from ..posterior import Layer, fan_in, posteriors
-from .base import Method, NoRuleError, Rule, Table, Value, rule, sequential
+from .base import Method, NoRuleError, Rule, Table, Value, is_torchs_own, rule, sequential
 from .noise import of_weights
 from .rules.activations import ACTIVATIONS, anchored, gated, piecewise_by, rectified
 from .rules.attention import ATTENTION

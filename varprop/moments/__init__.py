@@ -9,6 +9,7 @@ from .linear import FactoredWeight, Op, Outer, Weight, affine, average, mask, pe
 from .maxima import largest, maximum, strongest, winner
 from .normalisation import count, normalise, spread
 from .piecewise import RELU, Piecewise, Tail, anchor, anchored, gate, gate_kl, rectify, slope, tail
+from .positive import entry_variance, log_normal, log_normal_power, log_sum_exp
 from .smooth import expectation, hermite, log_expectation_exp, quadrature, smooth_slope
 
 __all__ = [
@@ -25,13 +26,17 @@ __all__ = [
     "attend",
     "average",
     "count",
+    "entry_variance",
     "expectation",
     "gate",
     "gate_kl",
     "hermite",
     "largest",
     "log_expectation_exp",
+    "log_normal",
+    "log_normal_power",
     "log_softmax",
+    "log_sum_exp",
     "margin",
     "mask",
     "maximum",

@@ -130,7 +130,7 @@ def scaled_dot_product(
     query: Activation,
     key: Activation,
     value: Activation,
-    attn_mask: Tensor | None = None,
+    attn_mask: Activation | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -141,8 +141,11 @@ def scaled_dot_product(
     Unlike that of the layer, its boolean mask marks the visible positions.
     """
     if enable_gqa:
-        raise missing(method, function, " with enable_gqa=True")
+        heads = query.shape[-3] // key.shape[-3]
+        key, value = (move(lambda t: t.repeat_interleave(heads, -3), x) for x in (key, value))
     scores = _scores(query, key, scale)
+    if isinstance(attn_mask, Gaussian):  # a learned bias
+        scores, attn_mask = Gaussian.of(scores.mean, scores.var + attn_mask.var), attn_mask.mean
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.mean.device).tril()
     if attn_mask is not None:
