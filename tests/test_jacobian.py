@@ -269,7 +269,6 @@ def test_results_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch
     one_by_one = vp.correlated(net, x)
     torch.testing.assert_close(together.var, one_by_one.var)
     torch.testing.assert_close(together.var[2:3], vp.correlated(net, x[2:3]).var)
-    assert not together.var.requires_grad
 
 
 def test_output_shapes_are_those_of_the_network():
@@ -279,6 +278,58 @@ def test_output_shapes_are_those_of_the_network():
     assert vp.correlated(
         nn.Sequential(flat[0], nn.ReLU(), nn.Linear(3, 1), nn.Flatten(-2)), torch.randn(3, 4)
     ).shape == (3,)
+
+
+def test_some_outputs_the_largest_and_weighted_sums() -> None:
+    net, x = random(pooled()), torch.rand(4, 1, 6, 6)
+    f = vp.correlated(net, x)
+    some = vp.correlated(net, x, outputs=[2, 0])
+    torch.testing.assert_close((some.mean, some.var), (f.mean[:, [2, 0]], f.var[:, [2, 0]]))
+    largest, at = f.mean.topk(2)
+    top = vp.correlated(net, x, outputs=2)
+    torch.testing.assert_close((top.mean, top.var), (largest, f.var.gather(1, at)))
+    margin = vp.correlated(net, x, outputs=torch.tensor([[1.0, -1.0, 0.0]]))
+    samples = draws(net, x, 4000)
+    assert 0.9 < (margin.var.sum() / (samples[..., 0] - samples[..., 1]).var(0).sum()).item() < 1.1
+
+
+@pytest.mark.usefixtures("float64")
+def test_gradients_of_the_variance_agree_with_differences() -> None:
+    net, x = random(perceptron(3, 5, 5, 1)), torch.randn(2, 3)
+    parameters = [p for p in net.parameters() if p.dim() > 1]
+
+    gradients = torch.autograd.grad(vp.correlated(net, x).var.sum(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        step = torch.zeros_like(parameter)
+        step.view(-1)[1] = 1e-5
+        ends = []
+        for sign in (1, -1):
+            parameter.data += sign * step
+            ends.append(vp.correlated(net, x).var.sum().item())
+            parameter.data -= sign * step
+        assert (ends[0] - ends[1]) / 2e-5 == pytest.approx(gradient.flatten()[1].item(), rel=1e-5)
+
+
+class GraphConvolution(nn.Module):
+    """The nodes of a graph are rows, and each depends on its neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return edges @ self.b(edges @ torch.tanh(self.a(x)))
+
+
+def test_a_graph_whose_rows_depend_on_each_other() -> None:
+    net, x = random(GraphConvolution(), -6.0), torch.randn(5, 3)
+    edges = torch.softmax(torch.randn(5, 5), 1)
+    with pytest.raises(ValueError, match="its rows depend on each other; give batched=False"):
+        vp.correlated(net, x, edges)
+    f = vp.correlated(net, x, edges, batched=False)
+    weights = vp.posterior.draw(net, 4000)
+    run = lambda w: torch.func.functional_call(net, w, (x, edges))  # noqa: E731
+    assert 0.9 < ratio(f, torch.func.vmap(run)(weights)) < 1.1
 
 
 def several() -> nn.Module:
@@ -310,7 +361,7 @@ def several() -> nn.Module:
             "give it running statistics",
         ),
         (lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout()).train(), (3, 4), {}, "Dropout is in training"),
-        (several, (3, 4), {}, "needs one Gaussian as the network's output, and DVI gives a tuple"),
+        (several, (3, 4), {}, "needs one Gaussian as the network's output, and DVI gives a tuple.*output="),
         (lambda: nn.Linear(4, 2), (3, 4), {"method": vp.DETERMINISTIC}, "DETERMINISTIC gives a Tensor"),
         (lambda: nn.Linear(4, 2), (3, 4), {"method": vp.LOCAL_REPARAM}, "LOCAL_REPARAM draws samples"),
     ],

@@ -10,15 +10,19 @@ where they arise, as its rule states (Eq. 30, 31).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.utils import _pytree as pytree
 
-from .gaussian import Activation, Gaussian, move
-from .methods.base import Call, Method, Value
-from .methods.noise import Bound, Noise, of_weights
+from .gaussian import Gaussian
+from .graph.steps import tensors_in
+from .graph.store import UndecidedError
+from .methods.base import Call, Method, Value, Which, chosen, is_random_value
+from .methods.noise import Bound, Noise, Source, Uses, of_weights
 from .methods.tables import DVI
 from .posterior import is_random, posteriors
 
@@ -26,76 +30,137 @@ ENTRIES = 2**24
 """How many derivatives to hold in memory at once."""
 
 
-@torch.no_grad()
-def correlated(net: nn.Module, *x: Activation, method: Method = DVI) -> Gaussian:
+def correlated(
+    net: nn.Module,
+    *x: Value,
+    method: Method = DVI,
+    output: Which = None,
+    outputs: int | Sequence[int] | Tensor | None = None,
+    batched: bool = True,
+    **options: Value,
+) -> Gaussian:
     """Mean and variance of the output, with the correlations that a pass of the method leaves out (Eq. 29).
 
         Var[f] = Σ_s (∂E[f]/∂s)² Var[s]    over weights s and, beyond first order, noise of the layers
 
     Exact for one hidden layer of elementwise activations and for three linear layers, with deterministic
-    inputs. It takes one backward pass for each output of the network and returns no gradients, so it is meant
-    for prediction, not for training. The first dimension of each input counts examples.
+    inputs. It takes a backward pass for each output of the network. It has gradients of its own, so a network
+    of few outputs can be trained with it.
+
+    :param x: inputs, as the network takes them; so are the keyword inputs in `options`. The first dimension
+        of each tensor counts examples, which must not depend on each other.
+    :param output: which value is meant if the network returns several: an item, an attribute, or a function
+        that picks it.
+    :param outputs: the outputs whose variance is wanted, by their numbers; or how many, those of the largest
+        mean; or a matrix with a row for each weighted sum of outputs.
+    :param batched: False if the input is one example, such as a graph whose nodes are rows.
 
     >>> net = nn.Sequential(nn.Conv1d(1, 1, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     >>> net, x = vp.variational(net, logvar=0.0), torch.ones(1, 1, 100)
     >>> [round(f.var.item(), 2) for f in (vp.DVI(net, x), vp.correlated(net, x))]  # one weight, averaged
     [0.01, 1.0]
     """
-    _check(net, x, method)
-    first = [move(lambda t: t[:1], a) for a in x]
-    alone = _alone(net, method, first)
-    weights = dict(_weights(net, alone))
-    noise = Noise(alone)
-    output = method.watching(noise.watch)(net, *noise.inputs(first))
-    if not isinstance(output, Gaussian):
+    inputs: Value = x, options
+    _check(net, inputs, method, batched)
+    first = _examples(lambda t: t[:1], inputs) if batched else inputs
+    uses = _uses(net, method, first, inputs)
+    weights = dict(_weights(net, uses))
+    noise = Noise(uses)
+    args, given = noise.inputs(first)
+    f = chosen(method.watching(noise.watch)(net, *args, **given), output)
+    if not isinstance(f, Gaussian):
         raise TypeError(
             f"correlated: needs one Gaussian as the network's output, and {method.name} gives a "
-            f"{type(output).__name__}; see vp.DVI(net, x)."
+            f"{type(f).__name__}; see vp.DVI(net, x), and name the value that is meant with output=."
         )
-    shifts = [torch.zeros_like(var) for var in noise.variances]
-    sources = sum(t.numel() for t in (*(w.mean for w in weights.values()), *shifts))
+    shifts = noise.shapes
+    size = max(
+        t.numel() for t in (f.mean, *(w.mean for w in weights.values()), *(s.var for s in noise.sources))
+    )
     bound = Bound(net)
 
-    def one(*example: Activation) -> tuple[Tensor, Tensor]:
-        rows = [move(lambda t: t.unsqueeze(0), a) for a in example]
-
-        def mean(means: dict[str, Tensor], shifts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            noise = Noise(alone, shifts)
-            f = functional_call(bound, means, (method.watching(noise.watch), *noise.inputs(rows)))
-            return f.mean[0], noise.variances
+    def one(example: Value) -> tuple[Tensor, Tensor]:
+        def mean(means: dict[str, Tensor], shifts: list[Tensor]) -> tuple[Tensor, list[Source]]:
+            noise = Noise(uses, shifts)
+            args, given = noise.inputs(example)
+            f = functional_call(bound, means, (method.watching(noise.watch), *args), given)
+            f = chosen(f, output)
+            return f.mean[0] if batched else f.mean, noise.sources
 
         pulled: Value = vjp(mean, {name: w.mean for name, w in weights.items()}, shifts, has_aux=True)
-        f, gradients, noise = pulled
-        variances = [*(w.var for w in weights.values()), *noise]
+        f, gradients, sources = pulled
+        groups = list(_grouped(sources))
 
-        def var(output: Tensor) -> Tensor:
-            of_weights, of_noise = gradients(output)
-            slopes = [*of_weights.values(), *of_noise]
-            parts = [g.flatten().square() @ v.flatten() for g, v in zip(slopes, variances, strict=True)]
+        def var(row: Tensor) -> Tensor:
+            of_weights, of_shifts = gradients(row.view_as(f))
+            slopes = [of_weights[name] for name in weights]
+            slopes += [sum(s.slope(of_shifts[s.shift]) for s in same) for same in groups]
+            variances = [*(w.var for w in weights.values()), *(same[0].var for same in groups)]
+            parts = [
+                slope.flatten().square() @ v.flatten() for slope, v in zip(slopes, variances, strict=True)
+            ]
             return torch.stack(parts).sum()
 
-        outputs = torch.eye(f.numel(), dtype=f.dtype, device=f.device).view(-1, *f.shape)
-        return f, vmap(var, chunk_size=max(1, ENTRIES // sources))(outputs).view(f.shape)
+        rows = _rows(outputs, f.flatten())
+        found = vmap(var, chunk_size=max(1, ENTRIES // size))(rows)
+        return (f, found.view(f.shape)) if outputs is None else (rows @ f.flatten(), found)
 
-    at_once = max(1, ENTRIES // (output.mean.numel() * sources))
-    return Gaussian.of(*vmap(one, chunk_size=at_once)(*x))
+    if not batched:
+        return Gaussian.of(*one(inputs))
+    at_once = max(1, ENTRIES // (len(_rows(outputs, f.mean.flatten())) * size))
+    try:
+        every = vmap(lambda inputs: one(_examples(lambda t: t.unsqueeze(0), inputs)), chunk_size=at_once)
+        return Gaussian.of(*every(inputs))
+    except UndecidedError:
+        rows = [slice(i, i + 1) for i in range(len(tensors_in(inputs)[0]))]
+        examples = [_examples(itemgetter(row), inputs) for row in rows]
+        found = []
+        for args, given in examples:
+            method(net, *args, **given)  # takes the graph of this example's decisions
+            found.append(one((args, given)))
+        return Gaussian.of(*map(torch.stack, zip(*found, strict=True)))
 
 
-def _check(net: nn.Module, x: Sequence[Activation], method: Method) -> None:
+def _examples(change: Callable[[Tensor], Tensor], inputs: Value) -> Value:
+    return pytree.tree_map_only(Tensor, change, inputs)
+
+
+def _rows(outputs: int | Sequence[int] | Tensor | None, f: Tensor) -> Tensor:
+    """A row for each weighted sum of outputs whose variance is wanted."""
+    if isinstance(outputs, Tensor) and outputs.dim() == 2:
+        return outputs.to(f)
+    every = torch.eye(f.numel(), dtype=f.dtype, device=f.device)
+    if outputs is None:
+        return every
+    return every[f.topk(outputs).indices if isinstance(outputs, int) else torch.as_tensor(outputs)]
+
+
+def _grouped(sources: Sequence[Source]) -> Iterator[list[Source]]:
+    """Sources of noise one by one, and all uses of a layer's weights together."""
+    groups: dict[Hashable, list[Source]] = {}
+    for i, source in enumerate(sources):
+        groups.setdefault(i if source.layer is None else (source.layer, source.part), []).append(source)
+    yield from groups.values()
+
+
+def _check(net: nn.Module, inputs: Value, method: Method, batched: bool) -> None:
     if method.samples:
         raise ValueError(
             f"correlated: {method.name} draws samples and carries no variance; "
             "use a method with moments, such as vp.DVI."
         )
-    if next(posteriors(net), None) is None and not any(isinstance(a, Gaussian) for a in x):
+    if next(posteriors(net), None) is None and not is_random_value(inputs):
         raise ValueError(
             "correlated: neither the weights nor the inputs are random; "
             "make the weights random with variational(net)."
         )
-    if not x or any(len(a.shape) == 0 or a.shape[0] != x[0].shape[0] or a.shape[0] == 0 for a in x):
+    if not batched:
+        return
+    shapes = [tuple(t.shape) for t in tensors_in(inputs)]
+    if not shapes or not all(shapes) or len({shape[0] for shape in shapes} - {0}) != 1:
         raise ValueError(
-            "correlated: inputs must have examples in their first dimension, "
-            f"got shapes {[tuple(a.shape) for a in x]}."
+            f"correlated: inputs must have examples in their first dimension, got shapes {shapes}; "
+            "give batched=False if the input is one example."
         )
     for module in net.modules():
         norm, kind = isinstance(module, nn.modules.batchnorm._BatchNorm), type(module).__name__
@@ -111,31 +176,46 @@ def _check(net: nn.Module, x: Sequence[Activation], method: Method) -> None:
             )
 
 
-def _alone(net: nn.Module, method: Method, x: Sequence[Activation]) -> set[nn.Module]:
-    """Linear layers applied once per example: no two outputs share weights, so their noise is independent."""
+def _uses(net: nn.Module, method: Method, first: Value, inputs: Value) -> Uses:
     rows: Counter[nn.Module] = Counter()
+    directly: set[int] = set()
 
     def count(call: Call) -> Value:
-        layer = call.operation
-        counts = (
-            call.rule.noise is of_weights and isinstance(layer, nn.Linear) and not hasattr(layer, "scales")
-        )
-        if counts and is_random(call.module):
-            rows[call.module] += call.x.shape[:-1].numel()
+        if isinstance(call.operation, nn.Module):
+            layer = call.module
+            if call.rule.noise is of_weights and is_random(layer) and not hasattr(layer, "scales"):
+                rows[layer] += call.x.shape[:-1].numel() if isinstance(layer, nn.Linear) else 2
+        else:
+            directly.update(id(a.mean) for a in call.args if isinstance(a, Gaussian))
         return call.output
 
-    method.watching(count)(net, *x)
-    return {layer for layer, n in rows.items() if n == 1}
+    try:
+        method.watching(count)(net, *first[0], **first[1])
+    except (RuntimeError, IndexError) as error:
+        method(net, *inputs[0], **inputs[1])  # the network's own error, if it takes no such inputs at all
+        raise ValueError(
+            "correlated: the network does not take one row of the input alone, so its rows depend on each "
+            "other; give batched=False to take the input as one example."
+        ) from error
+    directly |= {tensor for tensor, n in _owners(net).items() if n > 1}
+    own = [layer for layer in rows if not any(id(q.mean) in directly for _, q in posteriors(layer))]
+    alone = frozenset(layer for layer in own if rows[layer] == 1)
+    return Uses(alone, frozenset(own) - alone)
 
 
-def _weights(net: nn.Module, alone: set[nn.Module]) -> Iterator[tuple[str, Gaussian]]:
+def _owners(net: nn.Module) -> Counter[int]:
+    """How many layers each parameter belongs to."""
+    return Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
+
+
+def _weights(net: nn.Module, uses: Uses) -> Iterator[tuple[str, Gaussian]]:
     """Every other normal variable, by the name of its mean in the bound network.
 
     The scales of a horseshoe are normal in their logarithms.
     """
     for name, q in posteriors(net):
         path = name.rpartition(".")[0]
-        if net.get_submodule(path) in alone:
+        if net.get_submodule(path) in uses.alone | uses.shared:
             continue
         yield f"net.{name}", Gaussian.of(q.mean, q.var.expand_as(q.mean))
         if q.scales is not None:

@@ -11,12 +11,14 @@ from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from . import moments
-from .gaussian import Activation, Gaussian, move
+from .gaussian import Activation, Gaussian
+from .graph.steps import tensors_in
 from .laplace import Laplace
 from .likelihoods import Likelihood, check_target
-from .methods.base import Call, Method, Value
+from .methods.base import Call, Method, Value, Which, chosen
 from .posterior import posteriors
 from .predictive import NormalPredictive, Predictive, concatenate, mixture, per_datum
 from .priors import Prior
@@ -76,6 +78,10 @@ class ELBO(nn.Module):
         default.
     :param kl_z_weight: weight of the gates' divergence. The paper drops it (0), which leaves a loophole, see
         `docs/trust.md`.
+    :param output: which value is meant if the network returns several: an item, an attribute, or a function
+        that picks it.
+
+    An input x is a tensor, a tuple of several inputs, or a dictionary of keyword inputs.
 
     `seen` is how many data points the posterior has learned: none at first, `n_data` after `fit`, and with
     each `update` more.
@@ -95,6 +101,7 @@ class ELBO(nn.Module):
         *,
         n_data: float,
         kl_z_weight: float = 0.0,
+        output: Which = None,
     ) -> None:
         super().__init__()
         if not n_data > 0:
@@ -112,17 +119,18 @@ class ELBO(nn.Module):
         self.n_data = n_data
         self.seen = 0.0
         self.kl_z_weight = kl_z_weight
+        self.output = output
         self.covariance: Laplace | None = None
         """Where predictions know the correlations between weights; training and `audit` never use it."""
 
-    def forward(self, x: Activation, y: Tensor) -> Tensor:
+    def forward(self, x: Value, y: Tensor) -> Tensor:
         return self.loss(self.terms(x, y))
 
     def loss(self, terms: Terms, kl_weight: float = 1.0) -> Tensor:
         loss = kl_weight * terms.kl / self.n_data - terms.data_fit
         return loss + self.kl_z_weight * terms.kl_z if self.kl_z_weight else loss
 
-    def terms(self, x: Activation, y: Tensor, weight: Tensor | None = None) -> Terms:
+    def terms(self, x: Value, y: Tensor, weight: Tensor | None = None) -> Terms:
         """Data fit, divergence of the weights and, computed on request, divergence of the gates.
 
         :param weight: how often each data point counts.
@@ -130,7 +138,7 @@ class ELBO(nn.Module):
         gates: list[Gate] = []
         has_gates = self.method.slope is not None
         method = self.method.watching(partial(_note_gates, gates)) if has_gates else self.method
-        f = method(self.net, x)
+        f = self._output(method, x)
         check_target(self.likelihood, f, y)
         log_prob = (
             self.likelihood.expected_log_prob(f, y)
@@ -140,18 +148,21 @@ class ELBO(nn.Module):
         log_prob = per_datum(log_prob) if weight is None else per_datum(log_prob) * weight
         return Terms(log_prob.mean(), self.kl(), f, gates, self.method.slope or math.inf, weight)
 
+    def _output(self, method: Method, x: Value) -> Activation:
+        return chosen(method.at(self.net, x), self.output)
+
     def kl(self) -> Tensor:
         """KL(q || p) of all random weights, summed."""
         kls = [self.prior.kl(q.random) for _, q in posteriors(self.net)]
         return sum(kls[1:], kls[0]) if kls else next(self.net.parameters()).new_zeros(())
 
-    def latent(self, x: Activation) -> Activation:
+    def latent(self, x: Value) -> Activation:
         """The network's output at x."""
-        f = self.method(self.net, x)
+        f = self._output(self.method, x)
         return f if self.covariance is None else self.covariance(self.net, x, f)
 
     @torch.no_grad()
-    def predict(self, x: Activation, samples: int | None = None, batch_size: int | None = None) -> Predictive:
+    def predict(self, x: Value, samples: int | None = None, batch_size: int | None = None) -> Predictive:
         """The predictive distribution at x.
 
         :param samples: number of passes of a sampling method; other methods need one pass and take no
@@ -163,8 +174,10 @@ class ELBO(nn.Module):
                 raise ValueError(
                     f"predict: batch_size must be positive and a whole number, got {batch_size!r}."
                 )
-            rows = [slice(i, i + batch_size) for i in range(0, max(x.shape[0], 1), batch_size)]
-            return concatenate([self.predict(move(itemgetter(part), x), samples) for part in rows])
+            n = tensors_in(x)[0].shape[0]
+            parts = [itemgetter(slice(i, i + batch_size)) for i in range(0, max(n, 1), batch_size)]
+            inputs = [pytree.tree_map_only(Tensor, part, x) for part in parts]
+            return concatenate([self.predict(part, samples) for part in inputs])
         if not self.method.samples:
             if samples is not None:
                 raise ValueError(f"predict: {self.method.name} draws no samples; leave `samples` out.")
@@ -174,7 +187,7 @@ class ELBO(nn.Module):
                 f"predict: {self.method.name} predicts by sampling; "
                 "give the number of passes, as in predict(x, samples=100)."
             )
-        return mixture([self.likelihood.predictive(self.method(self.net, x)) for _ in range(samples)])
+        return mixture([self.likelihood.predictive(self._output(self.method, x)) for _ in range(samples)])
 
 
 class LogMarginal(nn.Module):

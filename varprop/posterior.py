@@ -102,9 +102,10 @@ def variational(
     """Make the weights of a network random, in place.
 
     Each `weight` becomes a posterior mean, and a new parameter `weight_logvar` holds the log-variances.
-    Linear, convolution, embedding, attention and recurrent layers are made random, or those of them for which
-    `where(name, module)` is true. Attention and recurrent layers have several weights, each with its own
-    log-variances (`in_proj_weight_logvar`, `weight_hh_l0_logvar`). Layers already random are skipped.
+    Linear, convolution, embedding, attention and recurrent layers are made random, and others whose `weight`
+    is a matrix, or those of them for which `where(name, module)` is true. Attention and recurrent layers have
+    several weights, each with its own log-variances (`in_proj_weight_logvar`, `weight_hh_l0_logvar`). Layers
+    that share a weight share its posterior. Layers already random are skipped.
 
     :param logvar: log-variances are initialised from N(logvar, 0.001²), as in the paper.
     :param posterior: "full" has one variance for each weight. "factored" has variances Var[w_oi] = a_o b_i,
@@ -127,18 +128,40 @@ def variational(
     chosen = [
         (name, layer)
         for name, layer in net.named_modules()
-        if isinstance(layer, RANDOM_LAYERS) and (where is None or where(name, layer))
+        if _has_weights(layer) and (where is None or where(name, layer))
     ]
     if not chosen:
         raise ValueError(
             "variational: no layer was chosen; the network has no layer of a supported type for which "
             "`where` is true."
         )
+    first: dict[int, Layer] = {}
     for name, layer in chosen:
         _check_layer(name, layer, posterior)
-        if not is_random(layer):
+        other = first.setdefault(id(getattr(layer, "weight", layer)), layer)
+        if other is not layer:
+            _share(name, layer, other, posterior)
+        elif not is_random(layer):
             _randomise(layer, logvar, posterior, init, biases)
     return net
+
+
+def _has_weights(layer: nn.Module) -> bool:
+    """Whether a layer has weights to make random; one that is not torch's has if its `weight` is a matrix."""
+    if type(layer).__module__.startswith("torch.") or isinstance(layer, RANDOM_LAYERS):
+        return isinstance(layer, RANDOM_LAYERS)
+    weight = layer._parameters.get("weight")
+    return weight is not None and not is_lazy(weight) and weight.dim() > 1
+
+
+def _share(name: str, layer: Layer, other: Layer, posterior: Form) -> None:
+    """Layers that share a weight share its posterior."""
+    if posterior != "full":
+        raise ValueError(
+            f'variational: layer {name!r} and another share their weight, which only posterior="full" can; '
+            "leave one of them out with where=."
+        )
+    layer.weight_logvar = other.weight_logvar
 
 
 def _check_layer(name: str, layer: nn.Module, posterior: Form) -> None:
@@ -204,11 +227,15 @@ def _bias_names(layer: nn.Module) -> Sequence[str]:
 
 
 def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
-    """Every random tensor of the network, with the name of its mean."""
+    """Every random tensor of the network once, with the name of its mean."""
     layer: Layer
+    seen: set[int] = set()
     for prefix, layer in net.named_modules():
         for name in _random_names(layer):
             mean: Tensor = getattr(layer, name)
+            if id(mean) in seen:
+                continue
+            seen.add(id(mean))
             logvar: Tensor | None = getattr(layer, f"{name}_logvar", None)
             q = Posterior(
                 mean,

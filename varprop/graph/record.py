@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..methods.base import Function, NoRuleError, Value
-from .steps import Ref, Step, linked, placed, refs_in, tensors_in
+from .steps import Ref, Step, by_place, linked, placed, refs_in, tensors_in
 
 READS = {
     "__bool__",
@@ -94,15 +94,24 @@ class _Recorder(TorchFunctionMode):
         """Run a function, and note it if it depends on an input or a parameter."""
         name: str = getattr(function, "__name__", "")
         followed = not self.inside and name not in MAKES and self._is_followed((args, kwargs))
-        given: Value = self._given((args, dict(kwargs))) if followed else None
+        given = self._given((args, dict(kwargs))) if followed else None
         with self.as_a_whole():
             out = function(*args, **kwargs)
         if given is not None:
-            self._note_call(name, _target(function, name), *given, args[0] if name == "__setitem__" else out)
+            masks = name == "__getitem__" and any(t.dtype == torch.bool for t in tensors_in(args[1]))
+            checked = name in READS or ((masks or name in SIZED_BY_VALUES) and isinstance(out, Tensor))
+            written = args[0] if name == "__setitem__" else out
+            self._note_call(name, _target(function, name), given[0], given[1], written, checked)
         return out
 
     def _note_call(
-        self, name: str, target: Function | str, args: tuple[Value, ...], kwargs: dict[str, Value], out: Value
+        self,
+        name: str,
+        target: Function | str,
+        args: tuple[Value, ...],
+        kwargs: dict[str, Value],
+        out: Value,
+        checked: bool,
     ) -> None:
         if name in ("numpy", "__array__"):
             raise NoRuleError("it hands values to NumPy")
@@ -112,12 +121,10 @@ class _Recorder(TorchFunctionMode):
             args = (args[0], target)
             target = builtins.getattr
         op = "call_method" if isinstance(target, str) else "call_function"
-        if name in READS:
-            self.note(op, target, args, kwargs, None, expected=out)
-        elif tensors_in(out):
-            masks = name == "__getitem__" and any(t.dtype == torch.bool for t in tensors_in(args[1]))
-            expected = out.shape if isinstance(out, Tensor) and (masks or name in SIZED_BY_VALUES) else None
-            self.note(op, target, args, kwargs, out, expected=expected)
+        args, kwargs = by_place(target, args, kwargs)
+        if checked or tensors_in(out):
+            value = out.shape if isinstance(out, Tensor) else out
+            self.note(op, target, args, kwargs, out, expected=value if checked else None)
 
     # ------------------------------------------------------------------------------------------------- layers
 
@@ -222,7 +229,7 @@ class _Hooks:
             recorder.inside -= 1
             given = self.given.pop()
             if given is not None:
-                recorder.note("call_module", self.path, *given, output)
+                recorder.note("call_module", self.path, given[0], given[1], output)
         recorder.places.pop()
 
 
@@ -230,7 +237,7 @@ class _Unseen(TorchDispatchMode):
     """Notes the operations that no torch function stands for, such as those of a TorchScript function."""
 
     def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
 
     def __torch_dispatch__(

@@ -143,14 +143,15 @@ def _apply(place: Place, operation: Operation, args: Value, kwargs: Value) -> Va
 
 def placed(x: Tensor, index: Value, value: Value) -> Tensor:
     """x with a value written at an index, as a function that leaves x as it was."""
-    written = x.clone()
-    written[index] = value
-    return written
+    at = torch.arange(x.numel(), device=x.device).view(x.shape)[index]
+    values = torch.as_tensor(value, dtype=x.dtype, device=x.device).expand(at.shape)
+    return x.flatten().scatter(0, at.flatten(), values.flatten()).view(x.shape)
 
 
 # --------------------------------------------------------------------------------------------- nodes to steps
 
 map_arg: Function = fx.node.map_arg
+_CONVOLUTIONS = [f"conv{up}{n}d" for up in ("", "_transpose") for n in (1, 2, 3)]
 IN_PLACE: set[Operation] = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 SUMS: set[Operation] = {
     operator.add,
@@ -172,7 +173,7 @@ def steps_of(module: nn.Module, graph: fx.Graph) -> tuple[Step, ...]:
     steps = []
     for node in graph.nodes:
         args, kwargs = map_arg((node.args, node.kwargs), lambda a: Ref(renamed[a]))
-        args, kwargs = _by_place(tuple(args), dict(kwargs))
+        args, kwargs = by_place(node.target, tuple(args), dict(kwargs))
         renamed[node] = node.name
         if _in_place(module, node) and node.args and isinstance(node.args[0], fx.Node):
             # Later steps that use the argument get the value written into it.
@@ -191,18 +192,21 @@ def linked(steps: Iterable[Step]) -> tuple[Step, ...]:
     return _freeing(list(found.values()))
 
 
-def _by_place(
-    args: tuple[Value, ...], kwargs: dict[str, Value]
+OPERANDS = {
+    **dict.fromkeys(("linear", "embedding", "prelu", *_CONVOLUTIONS), ("input", "weight", "bias")),
+    "where": (),
+}
+"""The names that torch gives to the operands of a function, in order, where they are not input and other."""
+
+
+def by_place(
+    target: Value, args: tuple[Value, ...], kwargs: dict[str, Value]
 ) -> tuple[tuple[Value, ...], dict[str, Value]]:
     """Arguments with operands that are given by torch's names for them, as in torch.add(input=x, other=y), in
-    their places; those of torch.where have other places."""
-    for place, name in enumerate(("input", "other")):
-        if (
-            len(args) == place
-            and name in kwargs
-            and "condition" not in kwargs
-            and not (place and "input" in kwargs)
-        ):
+    their places."""
+    function = target if isinstance(target, str) else getattr(target, "__name__", "")
+    for place, name in enumerate(OPERANDS.get(function, ("input", "other"))):
+        if len(args) == place and name in kwargs:
             args = (*args, kwargs.pop(name))
     return args, kwargs
 

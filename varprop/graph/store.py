@@ -19,15 +19,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..gaussian import Gaussian, mean_of
-from ..methods.base import NoRuleError, Value, is_torchs_own, row
+from ..methods.base import NoRuleError, Operation, Value, is_foreign, is_torchs_own, row
 from .record import record
 from .steps import Step, Values, replay, tensors_in
 from .trace import trace
 
 Inputs: TypeAlias = tuple[tuple[Value, ...], Mapping[str, Value]]
 """The arguments and keyword arguments of a `forward`."""
-Kinds: TypeAlias = tuple[type, ...]
-"""Types of layers that have a rule, each of which is one step."""
+Kinds: TypeAlias = tuple[Operation | type, ...]
+"""What has a rule and is one step: types of layers, and functions that are not torch's."""
 Form: TypeAlias = tuple[tuple[Value, ...], tuple[tuple[str, Value], ...]]
 """What a graph depends on of its inputs: (value,) for a plain one, True for any other."""
 Shapes: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]
@@ -35,6 +35,10 @@ Shapes: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...
 RECORDINGS = 32
 """How many recordings of a network are kept, each for inputs of other shapes."""
 _PLAIN = (bool, int, float, str, type(None))
+
+
+class UndecidedError(NoRuleError):
+    """`forward` decides by values where there are none, as under vmap."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,10 @@ def graph_of(module: nn.Module, kinds: Kinds, inputs: Inputs) -> Graph:
         return _taken(module, kinds, form, (args, options))
     name = traced_name(module, kinds, form) or recorded_name(module, kinds, form, _shapes((args, options)))
     graph: Graph = getattr(GRAPHS, name)
-    if graph.checks:
-        raise no_graph(module, "it decides by values, which a compiler and vmap cannot follow")
+    if graph.checks and not _holds(module, graph, (args, options)):
+        raise UndecidedError(
+            str(no_graph(module, "it decides by values, which a compiler and vmap cannot follow"))
+        )
     return graph
 
 
@@ -92,7 +98,7 @@ def _taken(module: nn.Module, kinds: Kinds, form: Form, inputs: Inputs) -> Graph
     """The graph by real inputs, which show whether it is right."""
     known, key = _known(module), _key(module, kinds, form)
     if key not in known:
-        steps = trace(module, _is_layer(kinds), form[0], dict(form[1]))
+        steps = _traced(module, kinds, form)
         right = steps is not None and _agrees(module, steps, inputs)
         known[key] = _kept(module, Graph(steps, "traced")) if steps and right else ""
     if known[key]:
@@ -100,7 +106,7 @@ def _taken(module: nn.Module, kinds: Kinds, form: Form, inputs: Inputs) -> Graph
     recorded_key = key, _shapes(inputs)
     if recorded_key in known:
         graph: Graph = getattr(GRAPHS, known[recorded_key])
-        if all(_as_recorded(step, out) for step, out in replay(module, graph.checks, named(*inputs))):
+        if _holds(module, graph, inputs):
             return graph
     known[recorded_key] = _recording(module, kinds, inputs)
     return getattr(GRAPHS, known[recorded_key])
@@ -110,7 +116,7 @@ def traced_name(module: nn.Module, kinds: Kinds, form: Form) -> str:
     """The attribute of `GRAPHS` that holds the module's traced graph; an empty name if there is none."""
     known, key = _known(module), _key(module, kinds, form)
     if key not in known:
-        steps = trace(module, _is_layer(kinds), form[0], dict(form[1]))
+        steps = _traced(module, kinds, form)
         known[key] = "" if steps is None else _kept(module, Graph(steps, "traced"))
     return known[key]
 
@@ -132,10 +138,18 @@ traced_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 recorded_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _traced(module: nn.Module, kinds: Kinds, form: Form) -> tuple[Step, ...] | None:
+    """The steps by torch.fx, unless it was told not to look into a function that has no rule."""
+    steps = trace(module, _is_layer(kinds), form[0], dict(form[1]))
+    functions = [step.target for step in steps or () if step.op == "call_function"]
+    closed = any(is_foreign(function) and function not in kinds for function in functions)
+    return None if closed else steps
+
+
 def _recording(module: nn.Module, kinds: Kinds, inputs: Inputs) -> str:
     known = _known(module)
     recordings = [key for key, name in known.items() if name and getattr(GRAPHS, name).way == "recorded"]
-    for key in recordings[: len(recordings) - RECORDINGS + 1]:
+    for key in recordings[: max(0, len(recordings) - RECORDINGS + 1)]:
         vars(GRAPHS).pop(known.pop(key))
     try:
         with _undisturbed(module):
@@ -194,6 +208,14 @@ def _undisturbed(module: nn.Module) -> Iterator[None]:
         for buffer, value in before:
             if not torch.equal(buffer, value):
                 buffer.copy_(value)
+
+
+def _holds(module: nn.Module, graph: Graph, inputs: Inputs) -> bool:
+    """Whether `forward` decides for these inputs as it did in the recording, as far as that can be seen."""
+    batched = torch._C._functorch.is_batchedtensor
+    if graph.checks and (torch.compiler.is_compiling() or any(map(batched, tensors_in(inputs)))):
+        return False
+    return all(_as_recorded(step, out) for step, out in replay(module, graph.checks, named(*inputs)))
 
 
 def _as_recorded(step: Step, out: Value) -> bool:

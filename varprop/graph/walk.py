@@ -19,6 +19,7 @@ from ..methods.base import (
     Value,
     as_rule,
     callable_of,
+    is_foreign,
     is_plain,
     is_random_value,
     is_torchs_own,
@@ -29,7 +30,7 @@ from ..posterior import is_random, posteriors
 from . import residual
 from .functions import FUNCTIONS
 from .steps import Place, value_of
-from .store import graph_of, named, no_graph
+from .store import Graph, graph_of, named, no_graph
 
 
 @rule("by its graph", container=True)
@@ -52,13 +53,22 @@ def plain(method: Method, function: Function, *args: Value, **options: Value) ->
     return function(*args, **options)
 
 
+def graph_for(
+    method: Method, module: nn.Module, inputs: tuple[Value, ...], options: Mapping[str, Value]
+) -> Graph:
+    """The graph whose steps are the operations that the method has rules for."""
+    whole = tuple(
+        key
+        for key, entry in method.rules.items()
+        if (isinstance(key, type) and not as_rule(entry).container) or is_foreign(key)
+    )
+    return graph_of(module, whole, (inputs, options))
+
+
 def walk(method: Method, module: nn.Module, inputs: tuple[Value, ...], options: Mapping[str, Value]) -> Value:
     """The output of a network by its graph."""
-    whole = tuple(
-        key for key, entry in method.rules.items() if isinstance(key, type) and not as_rule(entry).container
-    )
     values = named(inputs, options)
-    graph, out = graph_of(module, whole, (inputs, options)), None
+    graph, out = graph_for(method, module, inputs, options), None
     for step in graph.steps:
         try:
             out = value_of(Place(module, step, values), partial(_attribute, method), partial(_apply, method))

@@ -6,10 +6,13 @@ from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from ..gaussian import Activation, Gaussian, mean_of
+from ..gaussian import Gaussian
+from ..graph.steps import tensors_in
 from ..horseshoe import Scales
 from ..methods import Method
+from ..methods.base import Value
 from ..objectives import ELBO
 from ..posterior import is_random, posteriors
 
@@ -25,23 +28,25 @@ def variance_shares(elbo: ELBO, x: Tensor) -> dict[str, float]:
     >>> list(variance_shares(elbo, torch.randn(16, 2)))
     ['0', '2']
     """
-    total = _variance(elbo.method, elbo.net, x)
+    inputs: Value = (x,), {}
+    total = _variance(elbo.method, elbo.net, inputs)
     layers = _random_layers(elbo.net)
     alone = {name: _deterministic(elbo.net, {*layers} - {name}) for name in layers}
-    shares = {name: _variance(elbo.method, net, x) for name, net in alone.items()}
+    shares = {name: _variance(elbo.method, net, inputs) for name, net in alone.items()}
     return {name: var / total for name, var in shares.items()} if total > 0 else {}
 
 
 @torch.no_grad()
-def variance_losses(method: Method, net: nn.Module, x: Activation) -> dict[str, float]:
+def variance_losses(method: Method, net: nn.Module, *x: Value, **options: Value) -> dict[str, float]:
     """For each random layer, the share of the output variance that is lost if the layer is deterministic.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> list(variance_losses(vp.VBP, net, torch.randn(16, 2)))
     ['0', '2']
     """
-    total = _variance(method, net, x)
-    left = {name: _variance(method, _deterministic(net, {name}), x) for name in _random_layers(net)}
+    inputs = x, options
+    total = _variance(method, net, inputs)
+    left = {name: _variance(method, _deterministic(net, {name}), inputs) for name in _random_layers(net)}
     return {name: 1 - var / total for name, var in left.items()} if total > 0 else {}
 
 
@@ -61,15 +66,20 @@ def _deterministic(net: nn.Module, layers: set[str]) -> nn.Module:
     return net
 
 
-def _variance(method: Method, net: nn.Module, x: Activation, samples: int = 64) -> float:
+def _variance(method: Method, net: nn.Module, inputs: Value, samples: int = 64) -> float:
     """Variance of the output, averaged over data and outputs; by Monte Carlo if the method samples."""
+    x, options = inputs
     if method.samples:
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
-            f = torch.stack([mean_of(method(net, x)) for _ in range(samples)])
-        return float(f.var(0).mean())
-    output = method(net, x)
-    return float(output.var.mean()) if isinstance(output, Gaussian) else 0.0
+            drawn = [
+                torch.cat([t.flatten() for t in tensors_in(method(net, *x, **options))])
+                for _ in range(samples)
+            ]
+        return float(torch.stack(drawn).var(0).mean())
+    leaves = pytree.tree_leaves(method(net, *x, **options), is_leaf=lambda a: isinstance(a, Gaussian))
+    variances = [leaf.var.flatten() for leaf in leaves if isinstance(leaf, Gaussian)]
+    return float(torch.cat(variances).mean()) if variances else 0.0
 
 
 @torch.no_grad()

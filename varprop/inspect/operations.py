@@ -12,10 +12,10 @@ from rich.table import Table
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..gaussian import Activation, Gaussian
+from ..gaussian import Gaussian
 from ..graph.residual import covariance
 from ..graph.steps import Place, Ref
-from ..graph.walk import walk
+from ..graph.walk import graph_for, walk
 from ..methods.base import Call, Kind, Method, Value, is_random_value, row
 from ..posterior import posteriors
 from .attribution import variance_losses
@@ -46,6 +46,8 @@ class Summary:
 
     method: str
     operations: Sequence[Operation]
+    way: str = "traced"
+    """How the graph was taken: "traced" by torch.fx, or "recorded" for these shapes."""
 
     @property
     def independent(self) -> list[Operation]:
@@ -54,7 +56,8 @@ class Summary:
 
     def __rich__(self) -> Table:
         table = Table(
-            title=f"{self.method}, {len(self.operations)} operations",
+            title=f"{self.method}, {len(self.operations)} operations"
+            + (", recorded" if self.way == "recorded" else ""),
             title_justify="left",
             box=None,
             pad_edge=False,
@@ -82,7 +85,7 @@ class Summary:
 
 
 @torch.no_grad()
-def summary(net: nn.Module, method: Method, x: Activation) -> Summary:
+def summary(net: nn.Module, method: Method, *x: Value, **options: Value) -> Summary:
     """List the operations of a network with their rules, parameters, cost and share of the variance.
 
     "exact" and "approximate" refer to a single operation with independent inputs. "corrected" is a sum of
@@ -98,9 +101,9 @@ def summary(net: nn.Module, method: Method, x: Activation) -> Summary:
         net = nn.Sequential(net)
     with FlopCounterMode(display=False) as counter:
         recorder = _Recorder(net, counter)
-        walk(method.watching(recorder.watch), net, (x,), {})
+        walk(method.watching(recorder.watch), net, x, options)
     total = sum(line.flops for line in recorder.rows)
-    losses: Mapping[str, float] = variance_losses(method, net, x)
+    losses: Mapping[str, float] = variance_losses(method, net, *x, **options)
     return Summary(
         method.name,
         [
@@ -111,6 +114,7 @@ def summary(net: nn.Module, method: Method, x: Activation) -> Summary:
             )
             for line in recorder.rows
         ],
+        graph_for(method, net, x, options).way,
     )
 
 

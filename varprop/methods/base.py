@@ -24,6 +24,8 @@ Function: TypeAlias = Callable[..., Value]
 Operation: TypeAlias = nn.Module | Function | str
 """What a rule is applied to: a layer, a torch function, or a tensor method by its name."""
 Key: TypeAlias = type[nn.Module] | Function | str
+Which: TypeAlias = str | int | Function | None
+"""Which value of a network's output is meant; None for the output itself."""
 Gain: TypeAlias = Tensor | float
 Watch: TypeAlias = Callable[["Call"], Value]
 """Called after each rule with the call; its return value replaces the output."""
@@ -222,6 +224,12 @@ class Method:
     def __call__(self, module: nn.Module, *x: Value, **options: Value) -> Value:
         return self.run(self.rule(module), module, x, options)
 
+    def at(self, module: nn.Module, x: Value) -> Value:
+        """The output at x: one input, a tuple of several, or a dictionary of keyword inputs."""
+        if isinstance(x, dict):
+            return self(module, **x)
+        return self(module, *x) if isinstance(x, tuple) else self(module, x)
+
     def __or__(self, rules: Rules) -> Method:
         return replace(self, rules={**self.rules, **rules}, key=None if rules else self.key)
 
@@ -283,6 +291,8 @@ def in_torch(function: Function | str) -> Function | None:
     """The function of `torch` with the same name as a tensor method or a function such as F.max_pool2d."""
     if isinstance(function, str):
         return getattr(torch, function, None)
+    if isinstance(function, torch._ops.OpOverload):
+        return getattr(torch, function._opname, None)
     inside = str(getattr(function, "__module__", None)).startswith("torch.")
     return getattr(torch, function.__name__, None) if inside else None
 
@@ -298,6 +308,19 @@ def row(keys: Container[object], module: nn.Module) -> type[nn.Module] | None:
 
 def is_torchs_own(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.")
+
+
+def is_foreign(operation: object) -> bool:
+    """Whether an operation is a function, or a class that is called, from neither torch nor Python."""
+    home = str(getattr(operation, "__module__", None)).partition(".")[0]
+    is_layer = isinstance(operation, nn.Module) or (
+        isinstance(operation, type) and issubclass(operation, nn.Module)
+    )
+    return (
+        callable(operation)
+        and not is_layer
+        and home not in ("torch", "_operator", "builtins", "math", "None")
+    )
 
 
 def missing(method: Method, operation: Operation, detail: str = "") -> NoRuleError:
@@ -322,6 +345,19 @@ def sequential(method: Method, module: nn.Sequential | nn.ModuleList, x: Activat
     for child in module:
         x = method(child, x)
     return x
+
+
+def chosen(output: Value, which: Which) -> Value:
+    """One value of what a network returns: all of it, an item, an attribute, or what a function picks.
+
+    >>> chosen({"logits": 1, "hidden": 2}, "logits"), chosen((1, 2), 1), chosen((1, 2), sum)
+    (1, 2, 3)
+    """
+    if which is None:
+        return output
+    if callable(which):
+        return which(output)
+    return getattr(output, which) if isinstance(which, str) and hasattr(output, which) else output[which]
 
 
 def is_plain(module: nn.Module, *x: Value) -> bool:

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
 from ..gaussian import Gaussian
@@ -238,16 +238,29 @@ class _Relu(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         mean, _, *saved = output
-        ctx.save_for_backward(mean, *saved)
+        # Only torch.func differentiates twice (`vp.correlated` in training), and needs the inputs for that.
+        twice = torch._C._functorch.maybe_current_level() is not None
+        ctx.save_for_backward(mean, *saved, *(inputs if twice else ()))
         ctx.mark_non_differentiable(*saved)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: _Saved, to_mean: Tensor, to_var: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        mean, above, e = ctx.saved_tensors
+        mean, above, e, *inputs = ctx.saved_tensors
+        if inputs:
+            above, e = _step_and_density(*inputs)
+        elif torch.is_grad_enabled():
+            raise RuntimeError("Second derivatives of ReLU's moments need torch.func, as in vp.correlated.")
         to_m = torch.addcmul(to_mean * above, to_var, torch.addcmul(mean, mean, above, value=-1), value=2)
         to_v = torch.addcmul(0.5 * to_mean * e, to_var, torch.addcmul(above, mean, e, value=-1))
         return to_m, to_v
+
+
+def _step_and_density(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """U and e of `_Relu`, with derivatives."""
+    distance, density = _beyond(m, v)
+    below = 0.5 * torch.erfc(distance / math.sqrt(2))
+    e = density * torch.where(v > 0, v, 1.0).rsqrt()
+    return torch.where(m > 0, 1 - below, below), torch.where(v > 0, e, 0.0)
 
 
 def anchor(mean: Tensor, x: Gaussian) -> Gaussian:
