@@ -11,7 +11,7 @@ import resource
 from collections import Counter
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 MANY = int(os.environ.get("VARPROP_EXAMPLES", "0"))
 """Examples of each test in a long run, each time others; 0 in the suite."""
@@ -26,6 +26,8 @@ def examples(few: int) -> settings:
         derandomize=not MANY,
         database=None,
         deadline=None,
+        # An example is mostly the seed of a generator, which does not get simpler by getting smaller.
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
 

@@ -13,6 +13,8 @@ import gzip
 import io
 import json
 import lzma
+import os
+import shutil
 import struct
 import warnings
 import zipfile
@@ -478,3 +480,111 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VARPROP_DATA", str(folder))
         yield folder
+
+
+# --------------------------------------------------------------------------------------------- single attacks
+
+
+@pytest.fixture
+def victim(models: list[Path], tmp_path: Path) -> Path:
+    """A copy of the saved objective."""
+    return Path(shutil.copytree(models[1], tmp_path / "model"))
+
+
+def refused(folder: Path, reason: str) -> None:
+    with pytest.raises(vp.ModelFileError, match=reason):
+        vp.load(folder)
+
+
+def weights_of(folder: Path) -> Path:
+    return next(folder.glob("weights-*"))
+
+
+def rewritten(folder: Path, weights: bytes | None = None, **change: Any) -> Path:
+    """The folder with other contents and the right checksum."""
+    description = {**json.loads((folder / "model.json").read_text()), **change}
+    del description["sha256"]
+    weights = weights_of(folder).read_bytes() if weights is None else weights
+    checksum = files._checksum(description, weights)
+    write_folder(folder, json.dumps({"sha256": checksum, **description}).encode(), weights, checksum)
+    return folder
+
+
+def test_a_header_that_claims_any_size_is_refused(victim: Path) -> None:
+    entry = {"dtype": "F32", "shape": [2**58], "data_offsets": [0, 2**60]}
+    for content in (
+        tensors_file({}, length=2**60),
+        tensors_file({"net.1.1.weight": entry}),
+        tensors_file({"net.1.1.weight": {**entry, "shape": [2**40, 2**40]}}),
+    ):
+        refused(rewritten(victim, content), "no safetensors")
+
+
+def test_a_description_that_claims_any_size_takes_no_memory(models: list[Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(models[0], tmp_path / "members"))
+    refused(rewritten(folder, members=10**9), "says that it has 1000000000 members, and has weights of 1")
+    text = {"array": ["a"], "dtype": "<U2000000000"}
+    folder = Path(shutil.copytree(models[0], tmp_path / "text"))
+    estimator = json.loads((folder / "model.json").read_text())["estimator"]
+    estimator["learned"]["names_"] = text
+    names = vp.load(rewritten(folder, estimator=estimator)).names_
+    assert names.nbytes < 100
+
+
+def test_numbers_that_are_none_and_repeated_names_are_refused(victim: Path) -> None:
+    text = (victim / "model.json").read_text()
+    for forged_text in (
+        text.replace('"n_data": 9', '"n_data": NaN'),
+        text.replace('"n_data": 9', '"n_data": 1e999'),
+        text.replace('"n_data": 9', '"n_data": 9, "n_data": 9'),
+        text.replace('"n_data": 9', f'"n_data": {"[" * 5000}{"]" * 5000}'),
+    ):
+        assert forged_text != text
+        (victim / "model.json").write_text(forged_text)
+        refused(victim, "damaged or no JSON|nested too deeply")
+
+
+def test_links_to_files_are_followed_and_pipes_and_devices_refused(victim: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for path in list(victim.iterdir()):
+        path.rename(elsewhere / path.name)
+        path.symlink_to(elsewhere / path.name)
+    vp.load(victim)
+    for name in ("model.json", weights_of(victim).name):
+        (victim / name).unlink()
+        os.mkfifo(victim / name)
+        refused(victim, "it is no regular file")
+        (victim / name).unlink()
+        (victim / name).symlink_to("/dev/zero")
+        refused(victim, "it is no regular file")
+        (victim / name).unlink()
+        (victim / name).symlink_to(elsewhere / name)
+
+
+def test_a_save_does_not_write_through_a_link(victim: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("mine")
+    (victim / f".model.json.{os.getpid()}.partial").symlink_to(other)
+    (victim / "model.json").unlink()
+    (victim / "model.json").symlink_to(other)
+    net = vp.variational(nn.Linear(2, 1))
+    vp.save(vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=3), victim)
+    assert other.read_text() == "mine"
+    vp.load(victim)
+
+
+def test_an_archive_that_unpacks_to_more_than_its_bound_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "LARGEST", 10**6)
+    with zipfile.ZipFile(folder / "uci" / "boston.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("X", "y", "train_idx", "test_idx"):
+            archive.writestr(
+                f"{name}.npy", npy_file("{'descr': '<f8', 'fortran_order': False, }", bytes(10**6))
+            )
+    with pytest.raises(SystemExit, match="it unpacks to 4,000"):
+        data.uci("boston")
+    (folder / "bomb.gz").write_bytes(gzip.compress(bytes(2 * 10**6)))
+    with pytest.raises(SystemExit, match="it unpacks to more than 1,000,000 bytes"):
+        data._idx(folder / "bomb.gz")

@@ -286,7 +286,8 @@ def test_probit_expectation_has_nine_digits_for_any_variance(var):
         bends = [(a - m) / s for a in (-10, -1, 0, 1, 10)]
         ends = sorted({-12.0, 12.0, *(z for z in (*bends, -3, 0, 3) if -12 < z < 12)})
         exact = sum(
-            integrate.quad(_log_ndtr_at, a, b, (m, s), epsabs=1e-13, epsrel=1e-10)[0] for a, b in pairwise(ends)
+            integrate.quad(_log_ndtr_at, a, b, (m, s), epsabs=1e-13, epsrel=1e-10)[0]
+            for a, b in pairwise(ends)
         )
         f = vp.Gaussian(torch.tensor([[m]]), torch.tensor([[var]]))
         found = [likelihoods.Bernoulli().expected_log_prob(f, torch.ones(1, 1))]

@@ -345,10 +345,12 @@ class _Probit(Likelihood):
 
     def predictive(self, f: Activation) -> LabelPredictive:
         f = as_gaussian(f)
-        score = f.mean / torch.sqrt(1 + f.var)
+        # Beyond 40, a tail is zero in any type, and the derivative of its logarithm may overflow.
+        score = (f.mean / torch.sqrt(1 + f.var)).clamp(-40.0, 40.0)
         entropy = expected_bump(lambda value: binary_entropy(torch.special.ndtr(value)), f)
         # By the logarithm, because torch's ndtr loses its tail in single precision: it is zero at -6.
-        probs, complement = (torch.special.log_ndtr(a).exp() for a in (score, -score))
+        wide = torch.promote_types(score.dtype, torch.float32)
+        probs, complement = (torch.special.log_ndtr(a.to(wide)).exp().to(a.dtype) for a in (score, -score))
         return LabelPredictive(probs, entropy, complement)
 
 

@@ -62,6 +62,8 @@ def _text(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterator[pd
     names = list(pd.read_csv(path, nrows=0, **options).columns)
     # The first column of a name keeps it, the others are renamed by pandas.
     first = [name for name, raw in zip(names, layout.header, strict=False) if not raw or name == raw]
+    if not first:
+        raise TableError(f"{path} cannot be read as a table: its header has no names.")
     check_present(path, first, list(types or ()))
     columns = first if types is None else list(types)
     options |= {"keep_default_na": False, "chunksize": rows}
