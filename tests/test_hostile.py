@@ -135,9 +135,8 @@ def forged(text: str, paths: list[tuple[Any, ...]], values: list[Any], random: R
                 at(description, path)[random.choice(WORDS)] = random.choice(values)
             elif kind == "replace":
                 place[last] = random.choice(values)
-    forged_text = json.dumps(description)  # every name of an object is text
-    description = json.loads(forged_text)
-    return description
+    names_as_text: dict[str, Any] = json.loads(json.dumps(description))
+    return names_as_text
 
 
 def at(description: Any, path: Iterable[Any]) -> Any:
