@@ -6,13 +6,16 @@ import gzip
 import io
 import os
 import struct
-from collections.abc import Callable, Iterable
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 from torch import Tensor
 
@@ -20,6 +23,9 @@ SPLITS = dict.fromkeys(
     ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine-red", "yacht"), 20
 ) | {"protein": 5}
 """The nine regression sets and their published numbers of splits."""
+
+LARGEST = 2**30
+"""Bytes that a file may unpack to; the largest data set has a fifth of them."""
 
 BUNDLED: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "diabetes": load_diabetes,
@@ -117,8 +123,14 @@ def uci(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         raise SystemExit(f"There is no data set {name!r}; there are {', '.join(SPLITS)}.")
     path = folder() / "uci" / f"{name}.npz"
     if path.exists():
-        with np.load(path, allow_pickle=False) as d:
-            return d["X"], d["y"], d["train_idx"], d["test_idx"]
+        with _refusing(path):
+            x, y, train, test = _arrays(path, "X", "y", "train_idx", "test_idx")
+            if not (x.ndim == 2 and y.shape == (len(x),) and x.dtype.kind in "iuf" and y.dtype.kind in "iuf"):
+                raise ValueError(f"its X is {x.dtype} {x.shape} and its y {y.dtype} {y.shape}")
+            for rows in (train, test):
+                if rows.ndim != 2 or len(rows) != len(train) or not np.isin(rows, np.arange(len(x))).all():
+                    raise ValueError("its splits are no numbers of its rows")
+            return x, y, train, test
     x, y = _openml(name)
     return x, y, *published_splits(len(y), SPLITS[name])
 
@@ -165,6 +177,34 @@ def _present(path: Path) -> Path:
     return path
 
 
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """End with one sentence where a file is damaged or forged."""
+    try:
+        yield
+    except Exception as error:  # numpy, zipfile, gzip and Pillow raise many kinds of errors
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
+        raise SystemExit(f"{path.name} is damaged, or no data set ({reason}): fetch it again.") from error
+
+
+def _arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """Arrays of an .npz file. None takes more memory than its header is followed by, and that has a bound."""
+    with zipfile.ZipFile(path) as archive:
+        entries = [archive.getinfo(f"{name}.npy") for name in names]
+        if (size := sum(entry.file_size for entry in entries)) > LARGEST:
+            raise ValueError(f"it unpacks to {size:,} bytes")
+        return [_array(archive.read(entry)) for entry in entries]
+
+
+def _array(content: bytes) -> np.ndarray:
+    file = io.BytesIO(content)
+    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
+    shape, fortran, dtype = read_header(file)
+    # numpy's own reader would reserve whatever memory the shape claims.
+    values = np.frombuffer(content, dtype, offset=file.tell()).copy()
+    return values.reshape(shape, order="F" if fortran else "C")
+
+
 # -------------------- images
 
 Images = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -189,17 +229,22 @@ def fashion_mnist() -> Images:
 def strangers() -> dict[str, Tensor]:
     """Out-of-distribution test images: they have the size of MNIST's, but show no digits."""
     letters = _idx(folder() / "notMNIST_test" / "t10k-images-idx3-ubyte.gz").unsqueeze(1)
-    with np.load(_present(folder() / "KMNIST_test" / "kmnist-test-imgs.npz"), allow_pickle=False) as d:
-        characters = torch.tensor(d["arr_0"]).unsqueeze(1)
-    return {"FashionMNIST": fashion_mnist()[2], "KMNIST": characters, "notMNIST": letters}
+    path = _present(folder() / "KMNIST_test" / "kmnist-test-imgs.npz")
+    with _refusing(path):
+        (characters,) = _arrays(path, "arr_0")
+        images = torch.tensor(characters).unsqueeze(1)
+    return {"FashionMNIST": fashion_mnist()[2], "KMNIST": images, "notMNIST": letters}
 
 
 def _idx(path: Path) -> Tensor:
     """An array in the IDX format: its rank in byte 3, its shape as big-endian integers, then its bytes."""
-    with gzip.open(_present(path), "rb") as file:
-        raw = file.read()
-    shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
-    return torch.tensor(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3])).view(shape)
+    with _refusing(_present(path)):
+        with gzip.open(path, "rb") as file:
+            raw = file.read(LARGEST + 1)
+        if len(raw) > LARGEST:
+            raise ValueError(f"it unpacks to more than {LARGEST:,} bytes")
+        shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
+        return torch.tensor(np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3])).view(shape)
 
 
 def cifar10() -> Images:
@@ -221,10 +266,16 @@ def _sprites(path: Path, labels: str) -> tuple[Tensor, Tensor]:
     """Images stored as lossless sprites of ten by ten images."""
     from PIL import Image
 
-    with np.load(_present(path), allow_pickle=False) as d:
-        webp, offsets, y = d["webp"], d["offsets"], d[labels]
-    sprites = np.stack(
-        [np.asarray(Image.open(io.BytesIO(webp[a:b])).convert("RGB")) for a, b in pairwise(offsets)]
-    )
-    tiles = torch.tensor(sprites).view(-1, 10, 32, 10, 32, 3)
-    return tiles.permute(0, 1, 3, 5, 2, 4).reshape(-1, 3, 32, 32), torch.tensor(y).long()
+    def sprite(content: np.ndarray) -> np.ndarray:
+        image = Image.open(io.BytesIO(content.tobytes()), formats=("WEBP",))
+        if image.size != (320, 320):
+            raise ValueError(f"it has a sprite of {image.size[0]} by {image.size[1]} pixels")
+        return np.asarray(image.convert("RGB"))
+
+    with _refusing(_present(path)):
+        webp, offsets, y = _arrays(path, "webp", "offsets", labels)
+        if len(offsets) * 320 * 320 * 3 > LARGEST:
+            raise ValueError(f"it has {len(offsets):,} sprites")
+        sprites = np.stack([sprite(webp[a:b]) for a, b in pairwise(offsets)])
+        tiles = torch.tensor(sprites).view(-1, 10, 32, 10, 32, 3)
+        return tiles.permute(0, 1, 3, 5, 2, 4).reshape(-1, 3, 32, 32), torch.tensor(y).long()

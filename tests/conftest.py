@@ -3,6 +3,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from .many import write_counts
+
 
 @pytest.fixture
 def float64() -> Iterator[None]:
@@ -11,3 +13,7 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+def pytest_sessionfinish() -> None:
+    write_counts()

@@ -1,16 +1,20 @@
 """Expected log-likelihoods against quadrature of high order and torch.distributions."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from scipy import integrate
+from scipy.special import entr, log_ndtr, ndtr
 from torch import Tensor, nn
 from torch import distributions as dist
 
 import varprop as vp
 from varprop import likelihoods
 from varprop.likelihoods import check_target
+from varprop.moments.probit import expected_log_ndtr
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -268,6 +272,49 @@ def test_probit_quadrature(kind):
     torch.testing.assert_close(
         kind().log_prob(f.mean, y), dist.Normal(0.0, 1.0).cdf((2 * y - 1) * f.mean).log()
     )
+
+
+def _log_ndtr_at(z: float, m: float, s: float) -> float:
+    return log_ndtr(m + s * z) * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+
+
+@pytest.mark.parametrize("var", [1e-6, 1e-2, 1.0, 30.0, 1e3, 1e6])
+def test_probit_expectation_has_nine_digits_for_any_variance(var):
+    """Against adaptive quadrature, split where the integrand bends."""
+    for m in (-100.0, -5.0, -0.5, 0.0, 2.0, 20.0):
+        s = math.sqrt(var)
+        bends = [(a - m) / s for a in (-10, -1, 0, 1, 10)]
+        ends = sorted({-12.0, 12.0, *(z for z in (*bends, -3, 0, 3) if -12 < z < 12)})
+        exact = sum(
+            integrate.quad(_log_ndtr_at, a, b, (m, s), epsabs=1e-13, epsrel=1e-10)[0]
+            for a, b in pairwise(ends)
+        )
+        f = vp.Gaussian(torch.tensor([[m]]), torch.tensor([[var]]))
+        found = [likelihoods.Bernoulli().expected_log_prob(f, torch.ones(1, 1))]
+        found.append(likelihoods.Bernoulli().expected_log_prob(f * -1.0, torch.zeros(1, 1)))
+        for value in found:
+            assert value.item() == pytest.approx(exact, rel=1e-9, abs=1e-12), m
+
+
+def test_probit_expectation_has_its_derivatives_for_a_variance_of_zero():
+    m, v = torch.tensor([-3.0, 0.0, 2.0], requires_grad=True), torch.zeros(3, requires_grad=True)
+    slope, bend = torch.autograd.grad(expected_log_ndtr(vp.Gaussian(m, v)).sum(), [m, v])
+    hazard = torch.exp(dist.Normal(0.0, 1.0).log_prob(m) - torch.special.log_ndtr(m))
+    torch.testing.assert_close(slope, hazard, rtol=1e-9, atol=0)
+    torch.testing.assert_close(bend, -hazard * (hazard + m) / 2, rtol=1e-9, atol=0)
+
+
+def test_the_expected_entropy_of_labels_is_right_for_any_variance():
+    for var in (1e-6, 1.0, 30.0, 1e6):
+        for m in (0.0, 1.0, -40.0):
+            x = np.linspace(-9, 9, 200_001)
+            inside = entr(ndtr(x)) + entr(ndtr(-x))
+            s = math.sqrt(var)
+            exact = np.trapezoid(inside * np.exp(-(((x - m) / s) ** 2) / 2) / (s * math.sqrt(2 * math.pi)), x)
+            if var < 1e-3:  # the grid is too coarse, and the entropy constant
+                exact = entr(ndtr(m)) + entr(ndtr(-m))
+            p = likelihoods.Bernoulli().predictive(vp.Gaussian(torch.tensor([[m]]), torch.tensor([[var]])))
+            assert p.expected_entropy.item() == pytest.approx(exact, rel=1e-6, abs=1e-9), (m, var)
 
 
 def test_probit_bounds_lie_below_in_their_order():

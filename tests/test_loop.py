@@ -369,9 +369,67 @@ def test_missing_values_end_the_run() -> None:
     x = X.clone()
     x[3, 1] = math.nan
     with pytest.raises(
-        FloatingPointError, match="the loss is nan in epoch 0; check the data, lower lr, or set clip"
+        FloatingPointError,
+        match=r"the loss is not finite in epoch 0, batch \d: the inputs are not, in row \d+ of the batch",
     ):
         vp.fit(objective(), (x, Y))
+
+
+class Root(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sqrt()
+
+
+def rooted(calls: list[int], fails: int) -> vp.ELBO:
+    """An objective whose network has a square root, which gets a negative number in one of the passes."""
+    torch.manual_seed(0)
+    net = vp.variational(nn.Sequential(nn.Linear(X.shape[1], 4), Root(), nn.Linear(4, 1)))
+
+    def root(method: vp.Method, module: nn.Module, x: vp.Gaussian) -> vp.Gaussian:
+        calls.append(1)
+        mean = x.mean.abs() + 1
+        return vp.Gaussian.of(module(-mean if len(calls) >= fails else mean), x.var)
+
+    likelihood, prior = vp.likelihoods.Normal(), vp.priors.Normal()
+    return vp.ELBO(net, vp.DVI | {Root: root}, likelihood, prior, n_data=len(X))
+
+
+@pytest.mark.parametrize("optimizer", [None, "lbfgs"])
+def test_a_run_that_diverges_names_the_operation_and_keeps_the_last_good_state(
+    tmp_path: Path, optimizer: Any
+) -> None:
+    """The second epoch fails in its second batch, or, for L-BFGS, with all rows at once."""
+    per_epoch = 4 if optimizer is None else 21
+    options: dict[str, Any] = {"batch_size": -(-len(X) // 4), "optimizer": optimizer}
+    warm = 0 if optimizer is None else 30
+    reference, calls = rooted([], 10**9), list[int]()
+    elbo = rooted(calls, warm + per_epoch + 2)
+    vp.fit(reference, (X, Y), epochs=1, **options)
+    batch = 1 if optimizer is None else 0
+    with pytest.raises(
+        FloatingPointError,
+        match=rf"in epoch 1, batch {batch}: the output of Root at '1' is the first; check the data",
+    ):
+        vp.fit(elbo, (X, Y), epochs=3, checkpoint=tmp_path / "run.pt", **options)
+    states = zip(reference.state_dict().values(), elbo.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in states)
+    assert not elbo.training
+    kept = torch.load(tmp_path / "run.pt", weights_only=True)
+    assert kept["progress"]["epoch"] == 1
+    assert all(torch.equal(kept["elbo"][name], value) for name, value in elbo.state_dict().items())
+
+
+def test_a_gradient_that_is_not_finite_is_found_before_the_next_epoch() -> None:
+    class Spiky(vp.likelihoods.Normal):
+        def expected_log_prob(self, f: vp.Gaussian, y: Tensor) -> Tensor:
+            return super().expected_log_prob(f, y) + (0 * f.mean).sqrt()  # 0, with the derivative 0 * inf
+
+    elbo = objective()
+    elbo.likelihood = Spiky()
+    before = {name: value.clone() for name, value in elbo.state_dict().items()}
+    with pytest.raises(FloatingPointError, match="is not, after a gradient that was not finite"):
+        vp.fit(elbo, (X, Y), epochs=1, batch_size=len(X))
+    assert all(torch.equal(before[name], value) for name, value in elbo.state_dict().items())
 
 
 # -------------------------------------------------------------------------------------------- bar and loggers

@@ -390,11 +390,19 @@ def test_the_number_of_members_is_checked() -> None:
         vp.replicas.fit([CASES["vbp"]() for _ in range(2)], x[:, 1:], y[:, 1:], epochs=1)
 
 
-def test_a_loss_that_is_not_a_number_names_its_replica() -> None:
+@pytest.mark.parametrize("optimizer", [None, "lbfgs"])
+def test_a_loss_that_is_not_finite_names_its_replica_and_keeps_the_state(optimizer: Any) -> None:
     x, y = data("vbp", replicas=2)
     x[1, 3] = math.nan
-    with pytest.raises(FloatingPointError, match="the loss of replica 1 is nan in epoch 0"):
-        vp.replicas.fit([CASES["vbp"]() for _ in range(2)], x, y, epochs=1)
+    members = [CASES["vbp"]() for _ in range(2)]
+    before = [copy.deepcopy(member.state_dict()) for member in members]
+    with pytest.raises(
+        FloatingPointError,
+        match=r"the loss of replica 1 is not finite in epoch 0, batch \d: the inputs are not, in row \d",
+    ):
+        vp.replicas.fit(members, x, y, epochs=1, optimizer=optimizer)
+    for member, state in zip(members, before, strict=True):
+        assert all(torch.equal(state[name], value) for name, value in member.state_dict().items())
 
 
 def test_weights_count_like_repeated_rows_for_each_replica(float64: None) -> None:

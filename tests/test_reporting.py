@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,8 @@ from varprop.reporting.figures_classes import Classes, coverage
 from varprop.reporting.figures_regression import Numbers
 from varprop.reporting.tables import by_class, by_size
 from varprop.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from varprop.table import model as tabular
+from varprop.table.target import TargetColumn
 
 EVIL = "<script>alert(1)</script>"
 REGRESSION = [
@@ -96,12 +99,14 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.loads: list[str] = []
         self.tags: list[str] = []
+        self.handlers: list[str] = []
         self._figure = ""
         self.feed(path.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         self.tags.append(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
         if given.get("id"):
             self.ids.append(str(given["id"]))
         if tag == "figure":
@@ -138,6 +143,35 @@ def test_names_are_escaped(regression: Path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "b &amp; c" in text
     assert "$e$" in text
+
+
+ATTACKS = [
+    EVIL,
+    '"><img src=x onerror=alert(1)>',
+    "</title></style></svg><svg onload=alert(1)>",
+    "-->]]><a href=javascript:alert(1)>",
+    "{{ 7 * 7 }}{% raw %}",
+]
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_nothing_in_a_table_becomes_markup(tmp_path: Path, classes: bool) -> None:
+    """Neither the names of columns nor categories, classes, words in numbers, or the target's name."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({f"{attack} {i}": rng.normal(size=60) for i, attack in enumerate(ATTACKS)})
+    table[ATTACKS[1]] = np.array(ATTACKS)[np.arange(60) % 5]
+    target = ATTACKS[2]
+    table[target] = np.array(ATTACKS)[np.arange(60) // 3 % 3] if classes else rng.normal(size=60)
+    column = TargetColumn.fit(table, [target])
+    options: dict[str, Any] = {"hidden_layer_sizes": (3,), "folds": 1, "epochs": 2, "random_state": 0}
+    model = tabular.train(table, column, **options)
+    path = vp.report(model, table[list(model.types)], model.truth(table), tmp_path / "report.html")
+    page = Page(path)
+    assert page.loads == []
+    assert page.handlers == []
+    assert not {"script", "img", "iframe", "object", "embed", "base"} & {*page.tags}
+    assert "&lt;script&gt;" in path.read_text()
+    assert "49{%" not in path.read_text()
 
 
 def test_class_names_are_escaped_inside_the_figures(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .gaussian import Activation, Gaussian, as_gaussian, mean_of
 from .moments import expectation, hermite
 from .moments.categorical import softmax_delta, softmax_quadrature, softmax_samples
+from .moments.probit import expected_bump, expected_log_ndtr, log_ndtr
 from .predictive import (
     ClassPredictive,
     LabelPredictive,
@@ -318,8 +319,9 @@ def _plugin(probs: Tensor) -> ClassPredictive:
 class _Probit(Likelihood):
     """P(y = 1) = Φ(f), elementwise.
 
-    :param expectation: how E log Φ(±f) is computed: by "quadrature", by the lower "bound" log Φ(±m) - v/2, or
-        by the "paper"'s bound L_clsf, which treats y as a latent margin with unit noise (Eq. 44).
+    :param expectation: how E log Φ(±f) is computed: by "quadrature", to nine digits, by the lower "bound"
+        log Φ(±m) - v/2, or by the "paper"'s bound L_clsf, which treats y as a latent margin with unit noise
+        (Eq. 44).
     """
 
     def __init__(self, expectation: Literal["quadrature", "bound", "paper"] = "quadrature") -> None:
@@ -332,21 +334,23 @@ class _Probit(Likelihood):
         self.expectation = expectation
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        return torch.special.log_ndtr(torch.where(y > 0, f, -f))
+        return log_ndtr(torch.where(y > 0, f, -f))
 
     def expected_log_prob(self, f: Gaussian, y: Tensor) -> Tensor:
         if self.expectation == "bound":
             return self.log_prob(f.mean, y) - f.var / 2
         if self.expectation == "paper":
             return self.log_prob(f.mean / math.sqrt(2), y) - f.var / 2
-        return super().expected_log_prob(f, y)
+        return expected_log_ndtr(Gaussian.of(torch.where(y > 0, f.mean, -f.mean), f.var))
 
     def predictive(self, f: Activation) -> LabelPredictive:
         f = as_gaussian(f)
-        score = f.mean / torch.sqrt(1 + f.var)
-        entropy = expectation(lambda value: binary_entropy(torch.special.ndtr(value)), f)
+        # Beyond 40, a tail is zero in any type, and the derivative of its logarithm may overflow.
+        score = (f.mean / torch.sqrt(1 + f.var)).clamp(-40.0, 40.0)
+        entropy = expected_bump(lambda value: binary_entropy(torch.special.ndtr(value)), f)
         # By the logarithm, because torch's ndtr loses its tail in single precision: it is zero at -6.
-        probs, complement = (torch.special.log_ndtr(a).exp() for a in (score, -score))
+        wide = torch.promote_types(score.dtype, torch.float32)
+        probs, complement = (torch.special.log_ndtr(a.to(wide)).exp().to(a.dtype) for a in (score, -score))
         return LabelPredictive(probs, entropy, complement)
 
 

@@ -19,6 +19,7 @@ from .graph.steps import tensors_in
 from .laplace import Laplace
 from .likelihoods import Likelihood, check_target
 from .methods.base import Call, Method, Value, Which, chosen
+from .methods.precision import in_single, is_float16
 from .posterior import posteriors
 from .predictive import NormalPredictive, Predictive, concatenate, mixture, per_datum
 from .priors import Prior
@@ -153,8 +154,11 @@ class ELBO(nn.Module):
 
     def kl(self) -> Tensor:
         """KL(q || p) of all random weights, summed."""
-        kls = [self.prior.kl(q.random) for _, q in posteriors(self.net)]
-        return sum(kls[1:], kls[0]) if kls else next(self.net.parameters()).new_zeros(())
+        return in_single(self._kl, self.net) if is_float16(self.net) else self._kl(self.net)
+
+    def _kl(self, net: nn.Module) -> Tensor:
+        kls = [self.prior.kl(q.random) for _, q in posteriors(net)]
+        return sum(kls[1:], kls[0]) if kls else next(net.parameters()).new_zeros(())
 
     def latent(self, x: Value) -> Activation:
         """The network's output at x."""

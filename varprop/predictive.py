@@ -68,7 +68,8 @@ class NormalPredictive(Regression):
         return per_datum(-0.5 * ((y - self.mean).square() / self.var + torch.log(2 * math.pi * self.var)))
 
     def cdf(self, y: Tensor) -> Tensor:
-        return torch.special.ndtr((y - self.mean) / self.std)
+        # Half, not 0/0, where a point mass lies.
+        return torch.special.ndtr(torch.where(y == self.mean, 0.0, (y - self.mean) / self.std))
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         check_level(level)
@@ -101,7 +102,9 @@ class StudentPredictive(Regression):
 
     def cdf(self, y: Tensor) -> Tensor:
         log_weight, var = self._normals
-        return (log_weight.exp() * torch.special.ndtr((y - self.mean) / var.sqrt())).sum(0)
+        # The smaller tail, because the weights sum to one only up to rounding.
+        tail = (log_weight.exp() * torch.special.ndtr(-(y - self.mean).abs() / var.sqrt())).sum(0)
+        return torch.where(y < self.mean, tail, 1 - tail)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         check_level(level)
@@ -140,12 +143,13 @@ class LogNormalPredictive(Regression):
     @property
     def epistemic(self) -> Tensor:  # type: ignore[override]
         """Var E[y | f]."""
-        return self.mean.square() * torch.expm1(self.log.epistemic)
+        return torch.exp(2 * self.log.mean + self.log.var + _log_expm1(self.log.epistemic))
 
     @property
     def aleatoric(self) -> Tensor:  # type: ignore[override]
         """E Var[y | f]."""
-        return self.mean.square() * torch.exp(self.log.epistemic) * torch.expm1(self.log.aleatoric)
+        epistemic, aleatoric = self.log.epistemic, _log_expm1(self.log.aleatoric)
+        return torch.exp(2 * self.log.mean + self.log.var + epistemic + aleatoric)
 
     def log_prob(self, y: Tensor) -> Tensor:
         positive = y > 0
@@ -159,6 +163,13 @@ class LogNormalPredictive(Regression):
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         lower, upper = self.log.interval(level)
         return lower.exp(), upper.exp()
+
+
+def _log_expm1(var: Tensor) -> Tensor:
+    """log(exp(v) - 1). A product of exponentials would be NaN where one overflows and another is zero."""
+    positive = var > 0
+    safe = torch.where(positive, var, 1.0)
+    return torch.where(positive, safe + torch.log(-torch.expm1(-safe)), -math.inf)
 
 
 def quantile(cdf: Callable[[Tensor], Tensor], probability: float, low: Tensor, high: Tensor) -> Tensor:
@@ -198,7 +209,7 @@ class ClassPredictive(Discrete):
     def log_prob(self, y: Tensor) -> Tensor:
         check_shape(y, self.entropy.shape)
         check_classes(y)
-        return per_datum(torch.log(self.probs.gather(1, y.unsqueeze(1)).squeeze(1)))
+        return per_datum(log_probability(self.probs.gather(1, y.unsqueeze(1)).squeeze(1)))
 
     @property
     def entropy(self) -> Tensor:
@@ -216,7 +227,7 @@ class LabelPredictive(Discrete):
 
     def log_prob(self, y: Tensor) -> Tensor:
         check_shape(y, self.probs.shape)
-        return per_datum(torch.log(torch.where(y > 0, self.probs, self.complement)))
+        return per_datum(log_probability(torch.where(y > 0, self.probs, self.complement)))
 
     @property
     def entropy(self) -> Tensor:
@@ -417,6 +428,11 @@ def two_classes(p: LabelPredictive) -> ClassPredictive:
 
 def binary_entropy(p: Tensor) -> Tensor:
     return torch.special.entr(p) + torch.special.entr(1 - p)
+
+
+def log_probability(p: Tensor) -> Tensor:
+    """log p. A probability below the smallest normal number, which may be zero, counts as that number."""
+    return torch.log(p.clamp(min=torch.finfo(p.dtype).tiny))
 
 
 def per_datum(log_prob: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ class _Recorder:
             return call.output
         self.origins[place.step.name] = self._origins_of(place, call)
         flops = self.counter.get_total_flops() - self.counted
-        line = Operation(place.step.place, _name(call), self._kind(call, place), flops=flops)
+        line = Operation(place.step.place, operation_name(call), self._kind(call, place), flops=flops)
         self.rows.append(
             _with_parameters(line, call.module) if isinstance(call.operation, nn.Module) else line
         )
@@ -174,7 +174,8 @@ class _Recorder:
         return known
 
 
-def _name(call: Call) -> str:
+def operation_name(call: Call) -> str:
+    """A layer by its type, a function by its name, a tensor method by its name after a point."""
     operation = call.operation
     if isinstance(operation, nn.Module):
         return type(operation).__name__

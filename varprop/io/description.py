@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ..model import Fitted
     from ..perceptron import BayesianMLP
 
+ARRAY = re.compile(r"[<>|=]?([biuf]\d{1,2}|U\d+|O)")
+"""The types of the items of an array."""
 Part = TypeVar("Part")
 Description: TypeAlias = dict[str, Any]
 """What JSON holds: nothing is known about the values of a file until they are used."""
@@ -293,8 +296,9 @@ def _value(plain: Any) -> Any:
     match plain:
         case list():
             return tuple(_value(item) for item in plain)
-        case {"array": values, "dtype": dtype} if np.dtype(dtype).kind in "biufUO":
-            return np.array(values, dtype=dtype)
+        case {"array": values, "dtype": str(dtype)} if ARRAY.fullmatch(dtype):
+            # Text is as long as its longest item; a length in the file could claim any amount of memory.
+            return np.array(values, dtype="U" if "U" in dtype else dtype)
         case {"table": columns}:
             return pd.DataFrame(columns)
         case {"mapping": values}:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -94,7 +96,13 @@ def load(
             elbo = make_objective(objective, given)
             elbo.load_state_dict(weights, assign=True)
             return elbo.eval()
-        members = [make_objective(objective, given) for _ in range(description["members"])]
+        # The number of members is that of the weights: a file could claim any other.
+        n = len({name.split(".")[0] for name in weights})
+        if n != description["members"]:
+            _refuse(
+                folder, f"says that it has {description['members']!r:.20} members, and has weights of {n}"
+            )
+        members = [make_objective(objective, given) for _ in range(n)]
         nn.ModuleList(members).eval().load_state_dict(weights, assign=True)
         return make_table(description["preprocessing"], make_estimator(estimator, members))
     except ModelFileError:
@@ -145,7 +153,8 @@ def read(folder: str | Path) -> tuple[Description, dict[str, Tensor]]:
     """The description and the weights of a folder, checked to be what was written."""
     folder = Path(folder)
     try:
-        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        text = _content(folder / DESCRIPTION).decode("utf-8")
+        description = json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
     except OSError as error:
         _refuse(folder, f"has no readable {DESCRIPTION} ({error.strerror})", error)
     except (ValueError, RecursionError) as error:
@@ -162,15 +171,42 @@ def read(folder: str | Path) -> tuple[Description, dict[str, Tensor]]:
         )
     checksum = description.pop("sha256")
     try:
-        content = _weights(folder, checksum).read_bytes()
+        content = _content(_weights(folder, checksum))
     except OSError as error:
         _refuse(folder, f"lacks its weights, {_weights(folder, checksum).name} ({error.strerror})", error)
-    if _checksum(description, content) != checksum:
+    try:
+        unchanged = _checksum(description, content) == checksum
+    except RecursionError as error:
+        _refuse(folder, f"has a {DESCRIPTION} that is nested too deeply", error)
+    if not unchanged:
         _refuse(folder, "was changed or cut short after it was written: its checksum is wrong")
     try:
         return description, safetensors.torch.load(content)
     except Exception as error:
         _refuse(folder, f"has weights that are no safetensors ({_first_line(error)})", error)
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file. A link to one is followed, but a pipe or a device would never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return path.read_bytes()
+
+
+def _unique(pairs: list[tuple[str, object]]) -> Description:
+    """An object of JSON; one that says two things under one name may mean either."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice in an object")
+    return found
+
+
+def _finite(text: str) -> float:
+    """A number of JSON, which knows no infinity and no NaN."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number")
+    return value
 
 
 def _weights(folder: Path, checksum: str) -> Path:
@@ -187,4 +223,4 @@ def _refuse(folder: str | Path, reason: str, cause: Exception | None = None) -> 
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")[:200]

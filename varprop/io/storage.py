@@ -17,8 +17,10 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # With the process in its name, so that two writers spoil nothing for each other.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # Whatever has this name is no file of a living writer, and if it is a link, it is not written through.
+    partial.unlink(missing_ok=True)
     try:
-        with open(partial, "wb") as file:
+        with open(partial, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

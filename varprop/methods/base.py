@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..gaussian import Activation, Gaussian
 from ..posterior import posteriors
+from .precision import in_single, needs_single
 
 if TYPE_CHECKING:
     from ..graph.steps import Place
@@ -222,6 +223,8 @@ class Method:
     watch: Watch | None = field(default=None, repr=False)
 
     def __call__(self, module: nn.Module, *x: Value, **options: Value) -> Value:
+        if not self.deterministic and needs_single(module, x):
+            return in_single(self, module, *x, **options)
         return self.run(self.rule(module), module, x, options)
 
     def at(self, module: nn.Module, x: Value) -> Value:

@@ -120,19 +120,20 @@ def softmax_quadrature(f: Gaussian, points: int = 36, nodes: int = 12) -> tuple[
 def _logit_plus_gumbel(f: Gaussian, t: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """P(f + g < t), the density of f + g at t, and that density times E[g | f + g = t]."""
     v, distance, width = f.var, t - f.mean, f.std.clamp(max=4)
+    # Beyond a variance of 16 the nodes lie too far apart, but f + g is close to normal, as f is much wider
+    # than g. The sum over nodes is then not used, and must not overflow in its gradient either.
+    wide, gumbel_var = v > 16, math.pi**2 / 6
+    near = torch.where(wide, 0.0, distance)
     below, density, noise = (torch.zeros_like(distance) for _ in range(3))
     z = torch.linspace(-4.5, 4.5, nodes, dtype=torch.float64)
     for node, weight in zip(z.tolist(), torch.softmax(-z.square() / 2, 0).tolist(), strict=True):
-        g = distance - width * node
+        g = near - width * node
         x = torch.exp(-g)
         below_here = weight * torch.exp(-x)
         density_here = x * below_here
         below += below_here
         density += density_here
         noise += g * density_here
-    # Beyond a variance of 16 the nodes lie too far apart, but f + g is close to normal, as f is much wider
-    # than g.
-    wide, gumbel_var = v > 16, math.pi**2 / 6
     total_var = v + gumbel_var
     u = (distance - EULER) / total_var.sqrt()
     normal_density = torch.exp(-0.5 * u.square()) / torch.sqrt(2 * math.pi * total_var)

@@ -19,6 +19,8 @@ PLACEHOLDERS = frozenset(
     ["?", "-", "--", ".", "n.a.", "na", "none", "missing", "unknown", "#VALUE!", "#DIV/0!"]
 )
 """Words for a missing number, in a column of numbers."""
+LARGEST = 1e150
+"""The largest size of a number: its square is still one."""
 FORMATTED = r"[+-]?[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?\s?[%$€£]?"
 """Numbers with thousands separators, percent signs or currencies: 36,953 and 49.8%."""
 DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"
@@ -51,12 +53,13 @@ def numbers(column: Text, words: frozenset[str] = PLACEHOLDERS) -> np.ndarray:
     wrong = np.isnan(values) & column.notna().to_numpy()
     if wrong.any():
         wrong[wrong] = ~column[wrong].astype(str).str.strip().isin(ABSENT | words).to_numpy()
-    wrong |= np.isinf(values)
+    wrong |= np.abs(values) > LARGEST
     if wrong.any():
         i = int(wrong.argmax())
+        wanted = f"number of at most {LARGEST:g}" if np.isfinite(values[i]) else "finite number"
         raise TableError(
-            f"column {column.name!r} has {str(column.iloc[i])!r} in row {column.index[i]}, "
-            f"where a finite number is needed."
+            f"column {column.name!r} has {str(column.iloc[i])!r:.80} in row {column.index[i]}, "
+            f"where a {wanted} is needed."
         )
     return values
 
@@ -131,7 +134,7 @@ def days(column: Text) -> np.ndarray:
             f"column {column.name!r} has {str(column.iloc[i])!r} in row {column.index[i]}, "
             f"where a date such as 2024-02-29 is needed."
         )
-    epoch = pd.Timestamp(0, tz="UTC")
+    epoch = pd.Timestamp(0, tz="UTC").as_unit("s")  # in nanoseconds, no year before 1677 could be subtracted
     return ((stamps - epoch) / pd.Timedelta(days=1)).to_numpy(np.float64, na_value=np.nan)
 
 

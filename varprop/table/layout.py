@@ -12,6 +12,7 @@ import gzip
 import io
 import lzma
 import re
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ DECIMAL_POINT = re.compile(r"[+-]?\d*\.\d+([eE][+-]?\d+)?%?")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}([.,])\d{3}(\1\d{3})*%?")
 """Groups of three digits: a number in its own right, whichever the decimal sign."""
 OPENERS: dict[str, Callable[..., object]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+UNPACKING = (EOFError, OSError, lzma.LZMAError, zlib.error)
+"""What the openers raise where a file is damaged."""
 PARQUET = (".parquet", ".pq")
 
 
@@ -55,8 +58,8 @@ class Layout:
             with _open(path) as file:
                 start = file.read(SAMPLE)
                 encoding = _encoding(path, start, file)
-        except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
-            raise TableError(f"{path} is damaged: it cannot be unpacked.") from error
+        except UNPACKING as error:
+            raise unpacked_not(path, error) from error
         text = codecs.getincrementaldecoder(encoding)("replace").decode(start)
         whole = len(start) < SAMPLE
         usual = "\t" if Path(path.name.removesuffix(path.suffix) or path).suffix in _TABBED else ","
@@ -104,6 +107,13 @@ def check_present(path: Path, present: Sequence[str], wanted: Sequence[str]) -> 
     for name in wanted:
         if name not in present:
             raise TableError(f"{path} has no column {name!r}; it has {listed(present, 10)}.")
+
+
+def unpacked_not(path: Path, error: Exception) -> Exception:
+    """The error for a file that cannot be unpacked; one of the system, such as a missing right, stays."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    return TableError(f"{path} is damaged: it cannot be unpacked.")
 
 
 def _open(path: Path) -> BinaryIO:

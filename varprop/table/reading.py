@@ -9,10 +9,12 @@ from typing import Any
 import pandas as pd
 
 from .columns import ABSENT
-from .layout import DECIMAL_COMMA, PARQUET, Layout, check_file, check_present
+from .layout import DECIMAL_COMMA, PARQUET, UNPACKING, Layout, check_file, check_present, unpacked_not
 from .messages import TableError
 
 CHUNK = 32_768
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
+"""By the suffix, as pandas names them: those that the layout can be recognised through."""
 
 
 def read(path: str | Path, types: Mapping[str, str] | None = None) -> pd.DataFrame:
@@ -44,19 +46,24 @@ def chunks(
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         reason = str(error).strip().splitlines()[-1].split("C error: ")[-1].rstrip(".")
         raise TableError(f"{path} cannot be read as a table: {reason}.") from error
+    except UNPACKING as error:
+        raise unpacked_not(path, error) from error
     if not seen:
         raise TableError(f"{path} has no rows.")
 
 
 def _text(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterator[pd.DataFrame]:
     layout = Layout.of(path)
-    options: dict[str, Any] = {"sep": layout.separator, "encoding": layout.encoding}
+    packed = COMPRESSIONS.get(path.suffix.lower())
+    options: dict[str, Any] = {"sep": layout.separator, "encoding": layout.encoding, "compression": packed}
     # If every row is longer than the header, pandas takes the first column for row names; without a header it
     # reports the wrong length instead.
     pd.read_csv(path, nrows=2, header=None, dtype=str, **options)
     names = list(pd.read_csv(path, nrows=0, **options).columns)
     # The first column of a name keeps it, the others are renamed by pandas.
     first = [name for name, raw in zip(names, layout.header, strict=False) if not raw or name == raw]
+    if not first:
+        raise TableError(f"{path} cannot be read as a table: its header has no names.")
     check_present(path, first, list(types or ()))
     columns = first if types is None else list(types)
     options |= {"keep_default_na": False, "chunksize": rows}
@@ -104,9 +111,33 @@ def _parquet(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterator
         ) from error
     try:
         with parquet.ParquetFile(path) as file:
-            check_present(path, file.schema_arrow.names, list(types or ()))
+            names = file.schema_arrow.names
+            if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+                raise TableError(f"{path} has more than one column {twice[0]!r}; give each its own name.")
+            check_present(path, names, list(types or ()))
             for batch in file.iter_batches(rows, columns=None if types is None else list(types)):
-                yield batch.to_pandas()
-    except pyarrow.ArrowInvalid as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+                batch.validate(full=True)
+                yield _plain(batch)
+    except TableError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise TableError(f"{path} cannot be read as Parquet: {reason}.") from error
+
+
+def _plain(batch: Any) -> pd.DataFrame:
+    """Rows of Parquet with text for what is neither a number nor a truth value, a date or text."""
+    from pyarrow import types as arrow
+
+    table = batch.to_pandas()
+    for name, kind in zip(batch.schema.names, batch.schema.types, strict=True):
+        is_bytes = arrow.is_binary(kind) or arrow.is_large_binary(kind) or arrow.is_fixed_size_binary(kind)
+        if is_bytes:
+            table[name] = table[name].map(_decoded, na_action="ignore")
+        elif arrow.is_nested(kind) or arrow.is_duration(kind) or arrow.is_time(kind):
+            table[name] = table[name].map(str, na_action="ignore")
+    return table
+
+
+def _decoded(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")

@@ -115,7 +115,9 @@ def guess_task(column: Text) -> Task:
 
 def _check_no_numbers_with_text(column: Text) -> None:
     """Refuse to guess where a few words stand in a column of numbers, each of which would become a class."""
-    if is_truth(column) or pd.api.types.is_datetime64_any_dtype(column):
+    if isinstance(column.dtype, pd.CategoricalDtype) or is_truth(column):
+        return
+    if pd.api.types.is_datetime64_any_dtype(column):
         return
     is_number = ~np.isnan(parsed(column))
     if is_number.any() and guess_task(column[is_number]) is Task.regression:

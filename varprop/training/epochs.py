@@ -65,7 +65,7 @@ class Totals:
         """Add up what the processes have seen, each its share of the data."""
         totals = {"rows": torch.tensor(self.rows, device=fabric.device), **self.sums}
         if fabric.world_size > 1:
-            totals = {name: _sum(fabric, value) for name, value in totals.items()}
+            totals = {name: reduced(fabric, value) for name, value in totals.items()}
         self.rows, self.sums = int(totals.pop("rows")), totals
 
     @property
@@ -91,7 +91,8 @@ class Totals:
         ]
 
 
-def _sum(fabric: Fabric, value: Tensor) -> Tensor:
+def reduced(fabric: Fabric, value: Tensor) -> Tensor:
+    """The sum over all processes."""
     total = fabric.all_reduce(value, reduce_op="sum")
     assert isinstance(total, Tensor)
     return total

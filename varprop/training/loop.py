@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader
 from ..objectives import ELBO
 from .batches import Batches, Data, batches, check_size, generators, size, split
 from .checkpoints import Run
+from .divergence import Kept, diverged, is_finite, learned
 from .epochs import (
     Noise,
     Record,
@@ -29,6 +29,7 @@ from .epochs import (
     epoch_seed,
     kl_weight,
     log_likelihood,
+    reduced,
     step,
 )
 from .progress import Bar
@@ -63,7 +64,8 @@ def fit(
 
     The columns are `epoch`, `loss`, `data_fit`, `kl` (averages over the epoch), `seconds`, `rows_per_second`
     and, with validation data, `validation`. `replicas.fit` takes the same options for many objectives at
-    once.
+    once. A loss that is not finite ends the run with an error that names the epoch, the batch and the first
+    operation to blame; the objective keeps the weights from before this epoch, and a checkpoint stays.
 
     :param data: tensors (x, y) or (x, y, weight), a Dataset of such rows, or a DataLoader of such batches,
         which then sets the batch size.
@@ -138,7 +140,13 @@ def fit(
         )
         with Bar(progress, epochs, run.epoch) as bar:
             while not run.is_over(epochs):
-                record = trainer.epoch()
+                kept = Kept(elbo.state_dict())
+                try:
+                    record = trainer.epoch()
+                except FloatingPointError:
+                    kept.restore(elbo.state_dict())
+                    elbo.eval()
+                    raise
                 if validation_loader is not None:
                     record["validation"] = validate(elbo, validation_loader, fabric)
                 run.add(record)
@@ -231,7 +239,7 @@ class _Trainer:
         for i, batch in enumerate(self.loader):
             if self.cosine:
                 self._set_rate((epoch + i / len(self.loader)) / self.epochs)
-            totals.add(len(batch[0]), self._train_on(batch, kl_weight(epoch, self.kl_warmup)))
+            totals.add(len(batch[0]), self._train_on(i, batch, kl_weight(epoch, self.kl_warmup)))
         if self.run.scheduler is not None:
             self.run.scheduler.step()
         self.elbo.eval()
@@ -241,12 +249,20 @@ class _Trainer:
             )
         totals.reduce(self.fabric)
         self._update_noise(totals)
+        if not is_finite(learned(self.elbo)):
+            raise self._diverged(i, batch)
         (record,) = totals.records(epoch, time.perf_counter() - began)
-        if not math.isfinite(record["loss"]):
-            raise FloatingPointError(
-                f"fit: the loss is {record['loss']} in epoch {epoch}; check the data, lower lr, or set clip."
-            )
         return record
+
+    def _check_finite(self, loss: Tensor, i: int, batch: Sequence[Tensor]) -> None:
+        """End the run, in all processes at the same batch, if the loss of one is not finite."""
+        if self.fabric.world_size > 1:
+            loss = reduced(self.fabric, loss.detach())
+        if not bool(loss.isfinite()):
+            raise self._diverged(i, batch)
+
+    def _diverged(self, i: int, batch: Sequence[Tensor]) -> FloatingPointError:
+        return diverged("fit: the loss", self.run.epoch, i, self.elbo, batch)
 
     def _seed(self, epoch: int) -> None:
         seed = epoch_seed(self.run.seed, epoch)
@@ -258,12 +274,16 @@ class _Trainer:
         for group, rate in zip(self.optimiser.param_groups, self.run.rates, strict=True):
             group["lr"] = rate * cosine(done)
 
-    def _train_on(self, batch: Sequence[Tensor], kl_weight: float) -> dict[str, Tensor]:
+    def _train_on(self, i: int, batch: Sequence[Tensor], kl_weight: float) -> dict[str, Tensor]:
         averages: dict[str, Tensor] = {}
+        # A line search may try a point where the loss is not finite, and leaves it again.
+        searches = isinstance(self.run.optimiser, LBFGS | torch.optim.LBFGS)
 
         def closure() -> Tensor:
             self.optimiser.zero_grad()
             loss, of_batch = self.step(kl_weight, *batch)
+            if not searches:
+                self._check_finite(loss, i, batch)
             self.fabric.backward(loss)
             if self.clip is not None:
                 self.fabric.clip_gradients(self.step, self.optimiser, max_norm=self.clip)
@@ -271,6 +291,8 @@ class _Trainer:
             return loss
 
         take_step(self.run.optimiser, self.optimiser, closure)
+        if searches:
+            self._check_finite(averages["terms"][0], i, batch)
         return averages
 
     @torch.no_grad()

@@ -7,9 +7,9 @@ noise and early stopping: it ends where `fit` would have taken it alone.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from numbers import Real
 from typing import Literal
 
@@ -21,6 +21,7 @@ from torch.optim import Adam, Optimizer
 from ..objectives import ELBO
 from .alike import check_members
 from .batches import Batch, check_data, split_rows, wrong_size
+from .divergence import Kept, diverged
 from .epochs import (
     Best,
     Noise,
@@ -145,14 +146,19 @@ def fit(
     with torch.random.fork_rng([x.device] if x.is_cuda else []), Bar(progress, epochs, 0) as bar:
         for epoch in range(epochs):
             running = (~best.stopped(epoch)).tolist()
-            records = trainer.epoch(epoch)
+            kept = Kept(stack.state)
+            try:
+                records = trainer.epoch(epoch, running)
+            except FloatingPointError:
+                kept.restore(stack.state)
+                stack.write_back()
+                raise
             if held_out is not None:
                 scores = trainer.validate(held_out)
                 best.offer(epoch, scores, stack.state)
                 for record, score in zip(records, scores.tolist(), strict=True):
                     record["validation"] = score
             records = [record for record, runs in zip(records, running, strict=True) if runs]
-            _check_finite(records)
             history += records
             bar.show(records[0], members[0].likelihood)
             if bool(best.stopped(epoch + 1).all()):
@@ -184,9 +190,12 @@ class _Trainer:
         self.optimiser, self.noise, self.compile = optimiser, noise, compile
         self.replicas = torch.arange(len(stack), device=data[0].device).unsqueeze(1)
 
-    def epoch(self, epoch: int) -> list[Record]:
-        """Train for an epoch and return its rows of the history."""
-        began = time.perf_counter()
+    def epoch(self, epoch: int, running: Sequence[bool]) -> list[Record]:
+        """Train for an epoch and return its rows of the history.
+
+        :param running: whether each replica still trains; what the others compute does not matter.
+        """
+        began, runs = time.perf_counter(), torch.tensor(running, device=self.data[0].device)
         torch.manual_seed(epoch_seed(self.seeds[0], epoch))
         self.stack.train()
         totals, kl_weights = Totals(), self._kl_weights(kl_weight(epoch, self.kl_warmup))
@@ -197,21 +206,40 @@ class _Trainer:
                 self.optimiser.param_groups[0]["lr"] = self.lr * cosine(done)
             batch = [t[self.replicas, rows] for t in self.data]
             compile = self.compile and rows.shape[1] == self.batch_size
-            totals.add(rows.shape[1], self._train_on(batch, kl_weights, compile))
+            check = partial(self._check_finite, runs, epoch, i, batch)
+            totals.add(rows.shape[1], self._train_on(batch, kl_weights, compile, check))
         self.stack.train(False)
         self._update_noise(totals)
+        check(torch.stack([value.flatten(1).sum(1) for value in self.stack.trained]).sum(0))
         records = totals.records(epoch, time.perf_counter() - began)
         return [{"epoch": epoch, "replica": r, **record} for r, record in enumerate(records)]
 
-    def _train_on(self, batch: Batch, kl_weights: Tensor, compile: bool) -> dict[str, Tensor]:
+    def _train_on(
+        self, batch: Batch, kl_weights: Tensor, compile: bool, check: Callable[[Tensor], None]
+    ) -> dict[str, Tensor]:
         averages: dict[str, Tensor] = {}
+        # A line search may try a point where the loss is not finite, and leaves it again.
+        searches = isinstance(self.optimiser, Rounds)
 
         def losses() -> Tensor:
             averages.update(self.stack.gradients(kl_weights, batch, compile))
+            if not searches:
+                check(averages["terms"][:, 0])
             return averages["terms"][:, 0]
 
         take_step(self.optimiser, self.optimiser, losses)
+        if searches:
+            check(averages["terms"][:, 0])
         return averages
+
+    def _check_finite(self, runs: Tensor, epoch: int, i: int, batch: Batch, losses: Tensor) -> None:
+        """End the run if a replica that still trains has no finite loss."""
+        failed = ~losses.isfinite() & runs
+        if bool(failed.any()):
+            self.stack.write_back()
+            r = int(failed.long().argmax())
+            elbo = self.stack.bound[r].objective
+            raise diverged(f"replicas.fit: the loss of replica {r}", epoch, i, elbo, [t[r] for t in batch])
 
     def validate(self, held_out: Batch) -> Tensor:
         """Mean predictive log-likelihood of each replica's held-out rows."""
@@ -238,15 +266,6 @@ class _Trainer:
                 totals.add(part[0].shape[1], averages)
         if self.noise != "fixed" and totals.statistic is not None:
             self.stack.map(_update, totals.statistic)
-
-
-def _check_finite(records: Sequence[Record]) -> None:
-    for record in records:
-        if not math.isfinite(record["loss"]):
-            raise FloatingPointError(
-                f"replicas.fit: the loss of replica {record['replica']} is {record['loss']} in epoch"
-                f" {record['epoch']}; check its data, or lower lr."
-            )
 
 
 def _update(elbo: ELBO, statistic: Tensor) -> Tensor:
