@@ -16,6 +16,7 @@ from sklearn.model_selection import cross_val_score
 from torch import nn
 
 import varprop as vp
+import varprop.model
 
 random = np.random.RandomState(0)
 X = random.normal(size=(160, 4))
@@ -67,7 +68,8 @@ def impatient() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sixteen_threads_predict_as_one(name: str, impatient: None) -> None:
+def test_sixteen_threads_predict_as_one(name: str, impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varprop.model, "SAMPLES", 5)
     make, rows = MODELS[name]
     model = make()
     parts = [rows[i::16] for i in range(16)]
@@ -78,11 +80,6 @@ def test_sixteen_threads_predict_as_one(name: str, impatient: None) -> None:
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     assert torch.equal(torch.random.get_rng_state(), before), "the global random state is left alone"
-
-
-METHODS = [
-    method for method in ("fork", "forkserver", "spawn") if method in multiprocessing.get_all_start_methods()
-]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import varprop as vp
-from varprop.training import shares
+from varprop.training import groups, shares
 
 N = 53
 torch.manual_seed(7)
@@ -267,3 +268,21 @@ def test_precision_reaches_predictions_too() -> None:
     double = vp.fit(elbo, data, validation=0.2, precision="64-true", epochs=1)
     assert next(elbo.parameters()).dtype is torch.float64
     assert single.validation[0] == pytest.approx(double.validation[0], rel=1e-4)
+
+
+# --------------------------------------------------------------------------------------- members and tables
+
+
+def test_members_end_in_two_processes_where_they_end_in_one() -> None:
+    """Three members: two in the first process, one in the second."""
+    three = [objective(seed=seed) for seed in range(3)]
+    data = [t.expand(3, *t.shape) for t in (X, Y, WEIGHT)]
+    options: dict[str, Any] = {"epochs": 2, "batch_size": 10, "seeds": [5, 6, 7], "validation": data}
+    alone, together = deepcopy(three), deepcopy(three)
+    expected = groups.fit(alone, *data, **options)
+    found = groups.fit(together, *data, devices=2, **options)
+    assert max(distance(a, b) for a, b in zip(alone, together, strict=True)) < 1e-6
+    assert min(distance(a, b) for a, b in zip(alone, three, strict=True)) > 1e-3
+    columns = ["epoch", "replica", "loss", "validation"]
+    pd.testing.assert_frame_equal(found[columns], expected[columns], rtol=1e-6)
+    assert all(member.seen == N for member in together)

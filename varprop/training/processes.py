@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
 
 import pandas as pd
 import torch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Train: TypeAlias = "Callable[[Fabric, ELBO, Data, Plan], pd.DataFrame]"
 """Trains an objective in place and returns the history."""
+Result = TypeVar("Result")
 
 
 def engine(
@@ -79,21 +80,27 @@ def one_device() -> Fabric:
 
 def launch(fabric: Fabric, train: Train, elbo: ELBO, data: Data, plan: Plan) -> pd.DataFrame:
     """Train in the processes of a Fabric that has not started them yet."""
-    with _clear_errors(fabric, plan), _own_port():
-        if not _starts_functions(fabric):
-            return fabric.launch(partial(_in_this_process, train, elbo, data, plan))
-        for name, part in {"optimizer": plan.optimizer, "schedule": plan.schedule, "objective": elbo}.items():
-            _check_travels(name, part)
-        with TemporaryDirectory(prefix="varprop-") as folder:
-            job = _Job(train, deepcopy(elbo), data, plan, Path(folder) / "result.pt")
-            ForkingPickler.register(torch.Generator, _reduced)
-            fabric.launch(job)
-            content = torch.load(job.result, weights_only=True)
+    if not _starts_functions(fabric):
+        return start(fabric, partial(_in_this_process, train, elbo, data, plan), plan.checkpoint)
+    for name, part in {"optimizer": plan.optimizer, "schedule": plan.schedule, "objective": elbo}.items():
+        _check_travels(name, part)
+    with TemporaryDirectory(prefix="varprop-") as folder:
+        job = _Job(train, deepcopy(elbo), data, plan, Path(folder) / "result.pt")
+        start(fabric, job, plan.checkpoint)
+        content = torch.load(job.result, weights_only=True)
     name, _ = next(elbo.named_parameters())
     elbo.to(content["elbo"][name].dtype).load_state_dict(content["elbo"])
     elbo.eval()
     elbo.seen = elbo.n_data
     return pd.DataFrame(content["history"])
+
+
+def start(fabric: Fabric, job: Callable[[Fabric], Result], checkpoint: str | Path | None = None) -> Result:
+    """Let every process of a Fabric do a job. An error of one ends all, and is raised here."""
+    ForkingPickler.register(torch.Generator, _reduced)
+    with _clear_errors(fabric, checkpoint), _own_port():
+        result: Result = fabric.launch(job)
+        return result
 
 
 def _in_this_process(train: Train, elbo: ELBO, data: Data, plan: Plan, fabric: Fabric) -> pd.DataFrame:
@@ -181,27 +188,31 @@ def _own_port() -> Iterator[None]:
 
 
 @contextmanager
-def _clear_errors(fabric: Fabric, plan: Plan) -> Iterator[None]:
+def _clear_errors(fabric: Fabric, checkpoint: str | Path | None) -> Iterator[None]:
     """One sentence for a process that died, and the error of one that failed."""
     try:
         yield
     except ProcessExitedException as error:
-        raise _died(f"process {error.error_index} of {fabric.world_size} died", error, plan) from None
+        raise _died(f"process {error.error_index} of {fabric.world_size} died", error, checkpoint) from None
     except ProcessRaisedException as error:
-        _raise_again(error, plan)
+        _raise_again(error, checkpoint)
     except (DistError, RuntimeError) as error:
         if fabric.world_size > 1 and _is_lost(str(error)):
-            raise _died(f"another of the {fabric.world_size} processes died", error, plan) from error
+            raise _died(f"another of the {fabric.world_size} processes died", error, checkpoint) from error
         raise
 
 
-def _raise_again(error: ProcessRaisedException, plan: Plan) -> NoReturn:
+def _raise_again(error: ProcessRaisedException, checkpoint: str | Path | None) -> NoReturn:
     """An error of a process, which arrives as the text of its traceback."""
     kind, _, message = str(error).strip().splitlines()[-1].partition(": ")
     found = getattr(builtins, kind, None)
     if _is_lost(str(error)):
-        raise _died("another process died", error, plan) from error
-    if isinstance(found, type) and issubclass(found, Exception) and message.startswith("fit: "):
+        raise _died("another process died", error, checkpoint) from error
+    if (
+        isinstance(found, type)
+        and issubclass(found, Exception)
+        and message.startswith(("fit: ", "replicas.fit: "))
+    ):
         raise found(message) from None
     raise error
 
@@ -210,11 +221,11 @@ def _is_lost(text: str) -> bool:
     return any(words in text for words in ("by peer", "Broken pipe", "Connection refused", "remote process"))
 
 
-def _died(what: str, error: Exception, plan: Plan) -> ChildProcessError:
+def _died(what: str, error: Exception, checkpoint: str | Path | None) -> ChildProcessError:
     signal = getattr(error, "signal_name", None)
     reason = f" of {signal}" if signal else ""
-    if plan.checkpoint is not None and Path(plan.checkpoint).exists():
-        remedy = f"the last whole epoch is in {plan.checkpoint}, give resume=True to go on from it"
+    if checkpoint is not None and Path(checkpoint).exists():
+        remedy = f"the last whole epoch is in {checkpoint}, give resume=True to go on from it"
     else:
         remedy = "nothing was kept, give `checkpoint` to be able to go on from the last whole epoch"
     return ChildProcessError(f"fit: {what}{reason}; {remedy}.")
