@@ -43,7 +43,8 @@ def fit(
     if processes == 1:
         return whole.fit()
     with TemporaryDirectory(prefix="varprop-") as folder:
-        start(engine(None, devices=processes, accelerator="cpu"), _Job(deepcopy(whole), Path(folder)))
+        fabric, job = engine(None, devices=processes, accelerator="cpu"), _Job(deepcopy(whole), Path(folder))
+        start(fabric, job, remedy=lambda: "nothing was changed, fit it again")
         histories = []
         for rank in range(processes):
             content = torch.load(_result(Path(folder), rank), weights_only=True)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Train: TypeAlias = "Callable[[Fabric, ELBO, Data, Plan], pd.DataFrame]"
 """Trains an objective in place and returns the history."""
 Result = TypeVar("Result")
+Remedy: TypeAlias = Callable[[], str]
 
 
 def engine(
@@ -80,13 +81,14 @@ def one_device() -> Fabric:
 
 def launch(fabric: Fabric, train: Train, elbo: ELBO, data: Data, plan: Plan) -> pd.DataFrame:
     """Train in the processes of a Fabric that has not started them yet."""
+    remedy = partial(_how_to_go_on, plan.checkpoint)
     if not _starts_functions(fabric):
-        return start(fabric, partial(_in_this_process, train, elbo, data, plan), plan.checkpoint)
+        return start(fabric, partial(_in_this_process, train, elbo, data, plan), remedy)
     for name, part in {"optimizer": plan.optimizer, "schedule": plan.schedule, "objective": elbo}.items():
         _check_travels(name, part)
     with TemporaryDirectory(prefix="varprop-") as folder:
         job = _Job(train, deepcopy(elbo), data, plan, Path(folder) / "result.pt")
-        start(fabric, job, plan.checkpoint)
+        start(fabric, job, remedy)
         content = torch.load(job.result, weights_only=True)
     name, _ = next(elbo.named_parameters())
     elbo.to(content["elbo"][name].dtype).load_state_dict(content["elbo"])
@@ -95,10 +97,13 @@ def launch(fabric: Fabric, train: Train, elbo: ELBO, data: Data, plan: Plan) -> 
     return pd.DataFrame(content["history"])
 
 
-def start(fabric: Fabric, job: Callable[[Fabric], Result], checkpoint: str | Path | None = None) -> Result:
-    """Let every process of a Fabric do a job. An error of one ends all, and is raised here."""
+def start(fabric: Fabric, job: Callable[[Fabric], Result], remedy: Remedy) -> Result:
+    """Let every process of a Fabric do a job. An error of one ends all, and is raised here.
+
+    :param remedy: says what to do after the death of one.
+    """
     ForkingPickler.register(torch.Generator, _reduced)
-    with _clear_errors(fabric, checkpoint), _own_port():
+    with _clear_errors(fabric, remedy), _own_port():
         result: Result = fabric.launch(job)
         return result
 
@@ -188,26 +193,26 @@ def _own_port() -> Iterator[None]:
 
 
 @contextmanager
-def _clear_errors(fabric: Fabric, checkpoint: str | Path | None) -> Iterator[None]:
+def _clear_errors(fabric: Fabric, remedy: Remedy) -> Iterator[None]:
     """One sentence for a process that died, and the error of one that failed."""
     try:
         yield
     except ProcessExitedException as error:
-        raise _died(f"process {error.error_index} of {fabric.world_size} died", error, checkpoint) from None
+        raise _died(f"process {error.error_index} of {fabric.world_size} died", error, remedy) from None
     except ProcessRaisedException as error:
-        _raise_again(error, checkpoint)
+        _raise_again(error, remedy)
     except (DistError, RuntimeError) as error:
         if fabric.world_size > 1 and _is_lost(str(error)):
-            raise _died(f"another of the {fabric.world_size} processes died", error, checkpoint) from error
+            raise _died(f"another of the {fabric.world_size} processes died", error, remedy) from error
         raise
 
 
-def _raise_again(error: ProcessRaisedException, checkpoint: str | Path | None) -> NoReturn:
+def _raise_again(error: ProcessRaisedException, remedy: Remedy) -> NoReturn:
     """An error of a process, which arrives as the text of its traceback."""
     kind, _, message = str(error).strip().splitlines()[-1].partition(": ")
     found = getattr(builtins, kind, None)
     if _is_lost(str(error)):
-        raise _died("another process died", error, checkpoint) from error
+        raise _died("another process died", error, remedy) from error
     if (
         isinstance(found, type)
         and issubclass(found, Exception)
@@ -221,14 +226,16 @@ def _is_lost(text: str) -> bool:
     return any(words in text for words in ("by peer", "Broken pipe", "Connection refused", "remote process"))
 
 
-def _died(what: str, error: Exception, checkpoint: str | Path | None) -> ChildProcessError:
+def _died(what: str, error: Exception, remedy: Remedy) -> ChildProcessError:
     signal = getattr(error, "signal_name", None)
     reason = f" of {signal}" if signal else ""
+    return ChildProcessError(f"fit: {what}{reason}; {remedy()}.")
+
+
+def _how_to_go_on(checkpoint: str | Path | None) -> str:
     if checkpoint is not None and Path(checkpoint).exists():
-        remedy = f"the last whole epoch is in {checkpoint}, give resume=True to go on from it"
-    else:
-        remedy = "nothing was kept, give `checkpoint` to be able to go on from the last whole epoch"
-    return ChildProcessError(f"fit: {what}{reason}; {remedy}.")
+        return f"the last whole epoch is in {checkpoint}, give resume=True to go on from it"
+    return "nothing was kept, give `checkpoint` to be able to go on from the last whole epoch"
 
 
 def _first_sentence(error: Exception) -> str:
