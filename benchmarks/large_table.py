@@ -1,7 +1,6 @@
 """Does a longer table need more memory to predict? `python -m benchmarks.large_table`.
 
-`varprop predict` reads made-up tables of 20 columns, one a hundred times as long as the other, each in a
-process of its own, whose largest memory is noted. Results are in benchmarks/results/large_table.json.
+`varprop predict` reads made-up tables of 20 columns, one much longer than the other, each in a process of its own, whose largest memory is noted. Results are in benchmarks/results/large_table.json.
 """
 
 from __future__ import annotations
@@ -53,14 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.large_table", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 10_000_000])
+    parser.add_argument("--rows", type=int, nargs="+", default=[40_000, 300_000])
+    parser.add_argument("--train", type=int, default=6000, help="rows to fit the model to")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
     cells.commit()
     found: dict[str, dict[str, float]] = {}
     with TemporaryDirectory() as name:
         folder = Path(name)
-        write(folder / "train.csv", 1000)
+        write(folder / "train.csv", options.train)
         fit = ("--target", "y", "--epochs", 2, "--noise", "constant", "--out", folder / "model")
         run(folder, "fit", folder / "train.csv", *fit)
         for rows in options.rows:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             out = ("--out", predictions, "--overwrite", "--quiet")
             found[str(rows)] = size | run(folder, "predict", folder / "model", table, *out)
             print(rows, found[str(rows)], flush=True)
-    cells.write(options.out, {"rows": options.rows}, predict=found)
+    cells.write(options.out, {"rows": options.rows, "train": options.train}, predict=found)
 
 
 if __name__ == "__main__":
