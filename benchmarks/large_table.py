@@ -1,6 +1,7 @@
 """Does a longer table need more memory to predict? `python -m benchmarks.large_table`.
 
-`varprop predict` reads made-up tables of 20 columns, one much longer than the other, each in a process of its own, whose largest memory is noted. Results are in benchmarks/results/large_table.json.
+`varprop predict` reads made-up tables of 20 columns, one much longer than the other, each in a process of its
+own, whose largest memory is noted. Results are in benchmarks/results/large_table.json.
 """
 
 from __future__ import annotations
