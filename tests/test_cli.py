@@ -145,6 +145,15 @@ def test_the_model_is_json_and_safetensors(place: Path) -> None:
     assert len(model.history) == 6
 
 
+def test_devices_reach_the_estimator(place: Path, tmp_path: Path) -> None:
+    """A small table is trained in one process all the same, because to start others would take longer."""
+    options = ("--target", "price", "--epochs", 1, "--noise", "constant", "--devices", 2)
+    run("fit", place / "train.csv", *options, "--out", tmp_path / "model")
+    estimator = vp.load(tmp_path / "model").estimator
+    assert estimator.devices == 2
+    assert [estimator._processes(rows) for rows in (4_999, 5_000)] == [1, 2]
+
+
 def test_one_seed_gives_one_model(place: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         run(

@@ -1,4 +1,4 @@
-"""A training process that is killed repeatedly ends at the weights of an undisturbed one, bit for bit."""
+"""Killed processes: training ends at the weights of an undisturbed run, and a model folder stays whole."""
 
 import multiprocessing
 import os
@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 import varprop as vp
+from benchmarks import kills as saves
+from varprop.io import files  # noqa: F401  preloaded too
 
 KILLS, EPOCHS = 12, 25
 
@@ -108,3 +110,11 @@ def test_twelve_kills_change_not_a_bit(tmp_path: Path) -> None:
         assert same_history.equals(history)
     assert in_writes, "no kill met a write"
     print(f"{kills} kills, {in_writes} of them during a write, in {runs} runs")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL is a signal of POSIX systems")
+def test_ten_kills_of_a_saving_process_leave_a_whole_model(tmp_path: Path) -> None:
+    """`benchmarks.kills` kills a thousand."""
+    met = saves.kill(tmp_path / "model", 10)
+    assert sum(met.values()) == 10
+    assert met.keys() != {"between two models"}, "no kill met a write"

@@ -147,6 +147,10 @@ def fit(
         int | None,
         typer.Option(min=1, help="Passes over the data; by default enough for its size.", show_default=False),
     ] = None,
+    devices: Annotated[
+        int,
+        typer.Option(min=1, help="Processes that share the training of a table with 5,000 rows or more."),
+    ] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
     holdout: Annotated[
         float,
@@ -199,6 +203,7 @@ def fit(
         "n_replicas": replicas,
         "folds": folds,
         "epochs": epochs or "auto",
+        "devices": devices,
         "random_state": seed,
         "verbose": not quiet and sys.stderr.isatty(),
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Protocol
 
 import numpy as np
@@ -197,12 +199,9 @@ class Model:
     def predict(self, x: object, batch_size: int = ROWS) -> Predictive:
         """The predictive distribution of each row, in the target's own unit."""
         inputs = self.inputs(x)
-        with torch.random.fork_rng([]):
-            torch.manual_seed(self.seed)
-            predictions = [
-                member.predict(inputs, SAMPLES if member.method.samples else None, batch_size)
-                for member in self.members
-            ]
+        samples = SAMPLES if self.elbo.method.samples else None
+        with _seeded(self.seed) if samples else nullcontext():
+            predictions = [member.predict(inputs, samples, batch_size) for member in self.members]
         return self.target.unscaled(predictions[0] if len(predictions) == 1 else mixture(predictions))
 
     def audit(self, x: object, y: ArrayLike) -> Audit:
@@ -212,6 +211,18 @@ class Model:
     @property
     def _dtype(self) -> torch.dtype:
         return next(self.elbo.parameters()).dtype
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw from the global random state with a seed of one's own; other threads wait for it."""
+    with _RANDOM_STATE, torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        yield
+
+
+_RANDOM_STATE = RLock()
+"""There is one global random state for all threads."""
 
 
 class Fitted(ABC):

@@ -32,8 +32,8 @@ from .predictive import Predictive
 from .priors import Horseshoe
 from .settings import MANY, Settings, count, positive
 from .table.encoding import Encoder, is_mixed
+from .training import groups
 from .training import loop as training
-from .training import replicas
 from .training.batches import Batch
 from .training.epochs import Noise
 from .training.rows import Rows, Scaled
@@ -271,6 +271,7 @@ class BayesianMLP(Settings, Learned, Fitted):
             return
         options = {**self._options(len(data.x), data.folds.count), **options}
         options |= {"seeds": self._seeds, "progress": bool(self.verbose)}
+        options["devices"] = self._processes(len(data.x))
         with _single_precision(self.members_):
             history = data.folds.fit(self.members_, data.x.float(), _single(data.t), data.weight, **options)
         self._note(history)
@@ -288,13 +289,12 @@ class BayesianMLP(Settings, Learned, Fitted):
             "noise": noise,
             "progress": bool(self.verbose),
         }
+        devices = self._processes(rows)
         if n == 1:
-            from lightning_fabric import Fabric  # takes seconds to import
-
-            fabric = Fabric(accelerator="cpu", devices=1)
-            return training.fit(members[0], data, seed=self._seeds[0], fabric=fabric, **options)
+            seed = self._seeds[0]
+            return training.fit(members[0], data, seed=seed, devices=devices, accelerator="cpu", **options)
         shared = [v.expand(n, *v.shape) for v in data]
-        return replicas.fit(members, *shared, seeds=self._seeds, **options)
+        return groups.fit(members, *shared, seeds=self._seeds, devices=devices, **options)
 
     @property
     def _seeds(self) -> list[int]:

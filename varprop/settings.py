@@ -42,6 +42,7 @@ class Settings(BaseEstimator):  # type: ignore[misc]
     lr: float | Literal["auto"] = "auto"
     batch_size: int | Literal["auto"] = "auto"
     n_iter_no_change: int | Literal["auto"] = "auto"
+    devices: int = 1
     warm_start: bool = False
     random_state: int | np.random.RandomState | None = None
     verbose: bool = False
@@ -86,6 +87,10 @@ class Settings(BaseEstimator):  # type: ignore[misc]
     def _patience(self) -> int:
         given = self.n_iter_no_change
         return PATIENCE if isinstance(given, str) and given == "auto" else count("n_iter_no_change", given)
+
+    def _processes(self, rows: int) -> int:
+        """To start processes for a small table takes longer than to train."""
+        return count("devices", self.devices) if rows >= MANY else 1
 
     def _optimizer(self, rows: int) -> str:
         if self.optimizer not in ("auto", "lbfgs", "adam"):

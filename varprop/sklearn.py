@@ -85,6 +85,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     :param batch_size: of Adam; "auto" is 32, or 256 from 5,000 rows on.
     :param n_iter_no_change: epochs without a better log-likelihood on its fold after which a member stops;
         "auto" is 4 rounds of L-BFGS, and never with Adam. In any case its best weights are kept.
+    :param devices: processes of the CPU that share the training from 5,000 rows on, each with some of the
+        members, or with its share of every batch where there is one member only.
     :param warm_start: let `fit` go on from the weights and scales of the last fit.
     :param verbose: show a progress bar.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import wraps
 
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
@@ -76,10 +76,13 @@ class _Tracer(fx.Tracer):
             return self.create_proxy("placeholder", name, (), {}) if value is True else value[0]
 
         args = [given(f"input_{i}", value) for i, value in enumerate(self.inputs)]
-        return partial(root_fn, **{name: given(name, value) for name, value in self.options.items()}), [
-            self.root,
-            *args,
-        ]
+        options = {name: given(name, value) for name, value in self.options.items()}
+
+        @wraps(root_fn)  # torch.fx of 2.6 asks for annotations, which a partial has not
+        def called(*args: Value) -> Value:
+            return root_fn(*args, **options)
+
+        return called, [self.root, *args]
 
 
 def trace(

@@ -28,7 +28,7 @@ from .description import (
     make_objective,
     make_table,
 )
-from .storage import replacing
+from .storage import discard_remains, replacing
 
 FORMAT = 4
 """What this version writes. It reads 1, where a table's numbers were scaled twice, 2, without folds, and 3,
@@ -147,6 +147,7 @@ def write(folder: str | Path, description: Mapping[str, object], weights: Mappin
     for other in folder.glob("weights-*.safetensors"):
         if other != _weights(folder, checksum):
             other.unlink(missing_ok=True)
+    discard_remains(folder)
 
 
 def read(folder: str | Path) -> tuple[Description, dict[str, Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # With the process in its name, so that two writers spoil nothing for each other.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.partial")
     # Whatever has this name is no file of a living writer, and if it is a link, it is not written through.
     partial.unlink(missing_ok=True)
     try:
@@ -34,3 +35,23 @@ def discard_partials(path: str | Path) -> None:
     path = Path(path)
     for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         partial.unlink(missing_ok=True)
+
+
+def discard_remains(folder: Path) -> None:
+    """Delete what processes of this machine that no longer exist have left half-written in a folder."""
+    for partial in folder.glob(f".*.{glob.escape(platform.node())}.*.partial"):
+        process = partial.name.split(".")[-2]
+        if process.isdecimal() and not _exists(int(process)):
+            partial.unlink(missing_ok=True)
+
+
+def _exists(process: int) -> bool:
+    if os.name != "posix":
+        return True  # where a signal would end the process, it cannot be asked
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,60 +1,19 @@
-"""Data for training: checked, split into training and held-out rows, and cut into shuffled batches."""
+"""Data for training: checked, and split into training and held-out rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Sequence, Sized
 from numbers import Real
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
 Batch: TypeAlias = Sequence[Tensor]
 """Tensors (x, y) or (x, y, weight) with a row for each data point."""
 Data: TypeAlias = Batch | Dataset[Batch] | DataLoader[Batch]
 """Tensors (x, y) or (x, y, weight); a dataset of such rows; or a loader of such batches."""
-
-
-class Batches(Protocol):
-    """What an epoch runs over."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-
-class TensorBatches:
-    """Batches of tensors that are already on the device: one permutation an epoch, and no collation."""
-
-    def __init__(self, tensors: Batch, batch_size: int, fabric: Fabric, shuffle: bool) -> None:
-        self.tensors = [fabric.to_device(t) for t in tensors]
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.share = slice(fabric.global_rank, None, fabric.world_size)
-
-    def __len__(self) -> int:
-        rows = len(range(len(self.tensors[0]))[self.share])
-        return -(-rows // self.batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        n = len(self.tensors[0])
-        order = (torch.randperm(n) if self.shuffle else torch.arange(n))[self.share]
-        for rows in order.split(self.batch_size):
-            yield [t[rows] for t in self.tensors]
-
-
-def batches(data: Data, batch_size: int, fabric: Fabric, shuffle: bool) -> Batches:
-    """The data as batches on the device of this process."""
-    if isinstance(data, Dataset):
-        shuffle = shuffle and not isinstance(data, IterableDataset)
-        data = DataLoader(data, batch_size, shuffle=shuffle)
-    if isinstance(data, DataLoader):
-        return cast(Batches, fabric.setup_dataloaders(data))
-    return TensorBatches(data, batch_size, fabric, shuffle)
 
 
 def split(data: Data, validation: float | Data, seed: int) -> tuple[Data, Data | None]:
@@ -149,12 +108,3 @@ def wrong_size(caller: str, n_data: float, rows: int, trained: int) -> ValueErro
         f"{caller}: the objective has n_data={n_data}, the data has {rows} rows{split}; make the ELBO with"
         f" {right}."
     )
-
-
-def generators(loader: Batches) -> list[torch.Generator]:
-    """The generators that a DataLoader and its samplers draw from, beside the global one."""
-    sampler = getattr(loader, "sampler", None)
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    owners = (loader, sampler, getattr(batch_sampler, "sampler", None))
-    found = (getattr(owner, "generator", None) for owner in owners)
-    return [generator for generator in found if isinstance(generator, torch.Generator)]

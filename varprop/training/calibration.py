@@ -16,8 +16,11 @@ from ..methods import VBP, Method
 from ..objectives import ELBO
 from ..posterior import RANDOM_LAYERS, Net, centred, posteriors, scale_variances, variational
 from ..priors import Centred, Normal, Prior
-from .batches import Batches, Data, batches, check_data, size
-from .loop import fit, one_device, validate
+from .batches import Data, check_data, size
+from .epochs import summed
+from .loop import fit, validate
+from .processes import one_device
+from .shares import Batches, batches
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -120,7 +123,7 @@ def _choose_factor(elbo: ELBO, loader: Batches, fabric: Fabric) -> None:
     def score(log_factor: float) -> float:
         if log_factor not in scores:
             scale_variances(elbo.net, log_factor)
-            _fit_noise(elbo, loader)
+            _fit_noise(elbo, loader, fabric)
             scores[log_factor] = validate(elbo, loader, fabric)
             scale_variances(elbo.net, -log_factor)
         return scores[log_factor]
@@ -130,11 +133,11 @@ def _choose_factor(elbo: ELBO, loader: Batches, fabric: Fabric) -> None:
         best = max((best - step, best, best + step), key=score)
         step /= 2
     scale_variances(elbo.net, best)
-    _fit_noise(elbo, loader)
+    _fit_noise(elbo, loader, fabric)
 
 
 @torch.no_grad()
-def _fit_noise(elbo: ELBO, loader: Batches) -> None:
+def _fit_noise(elbo: ELBO, loader: Batches, fabric: Fabric) -> None:
     """Set the noise to the squared error that the weights do not explain, E(y - m)² - E[v] (Eq. 52).
 
     It is kept at a hundredth of the squared error or more.
@@ -142,14 +145,16 @@ def _fit_noise(elbo: ELBO, loader: Batches) -> None:
     likelihood = elbo.likelihood
     if not isinstance(likelihood, NormalLikelihood):
         return
-    error = explained = total = torch.zeros((), device=likelihood.precision.device)
-    for x, y, *weights in loader:
+    sums = likelihood.precision.new_zeros(3, likelihood.precision.numel())
+    for (x, y, *weights), own, _ in loader:
+        if not own:
+            continue
         f, weight = elbo.method(elbo.net, x), weights[0] if weights else None
         rows = len(y) if weight is None else weight.sum()
         square = likelihood.statistic(mean_of(f), y, weight)
-        error = error + rows * square
-        explained = explained + rows * (likelihood.statistic(f, y, weight) - square)
-        total = total + rows
+        both = likelihood.statistic(f, y, weight)
+        sums = sums + rows * torch.stack([square, both - square, torch.ones_like(square)])
+    error, explained, total = summed(fabric, sums)
     likelihood.update(torch.maximum(error - explained, error / 100) / total)
 
 

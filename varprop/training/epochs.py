@@ -29,11 +29,22 @@ SAMPLES = 32
 
 
 def step(
-    elbo: ELBO, kl_weight: float | Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None
+    elbo: ELBO,
+    kl_weight: float | Tensor,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None = None,
+    *,
+    share: float = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a batch, and its averages for the totals of the epoch."""
+    """The loss of a batch, and its averages for the totals of the epoch.
+
+    :param share: the batch's rows over the average of those that other processes have; its data count so much
+        in the loss, and the divergence once.
+    """
     terms = elbo.terms(x, y, weight)
-    loss = elbo.loss(replace(terms, kl=kl_weight * terms.kl))
+    divergence = kl_weight * terms.kl
+    loss = elbo.loss(replace(terms, kl=divergence))
     with torch.no_grad():
         # One tensor for the three, because a small network's step is made of small operations.
         averages = {"terms": torch.stack([loss, terms.data_fit, terms.kl])}
@@ -44,6 +55,8 @@ def step(
             averages["weight"] = weight.mean()
             if statistic is not None:
                 averages["statistic"] = statistic * averages["weight"]
+    if share != 1:
+        loss = share * loss + (1 - share) * divergence / elbo.n_data
     return loss, averages
 
 
@@ -65,7 +78,7 @@ class Totals:
         """Add up what the processes have seen, each its share of the data."""
         totals = {"rows": torch.tensor(self.rows, device=fabric.device), **self.sums}
         if fabric.world_size > 1:
-            totals = {name: reduced(fabric, value) for name, value in totals.items()}
+            totals = {name: summed(fabric, value) for name, value in totals.items()}
         self.rows, self.sums = int(totals.pop("rows")), totals
 
     @property
@@ -91,7 +104,7 @@ class Totals:
         ]
 
 
-def reduced(fabric: Fabric, value: Tensor) -> Tensor:
+def summed(fabric: Fabric, value: Tensor) -> Tensor:
     """The sum over all processes."""
     total = fabric.all_reduce(value, reduce_op="sum")
     assert isinstance(total, Tensor)

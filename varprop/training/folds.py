@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..laplace import RANK, Laplace
 from ..objectives import ELBO
 from ..predictive import Predictive, Regression, concatenate, mixture, reordered
-from . import replicas
+from . import groups
 from .epochs import predict
 
 
@@ -53,14 +53,14 @@ class Folds:
     def fit(
         self, members: Sequence[ELBO], x: Tensor, y: Tensor, weight: Tensor, **options: Any
     ) -> pd.DataFrame:
-        """`replicas.fit` of the members, each stopped by the rows that it does not see.
+        """`groups.fit` of the members, each stopped by the rows that it does not see.
 
         :param weight: of each row.
         """
         held_out = self.held_out(len(members))
         train, validation = (_rows(chosen, x, y, weight) for chosen in (~held_out, held_out))
         train[2].div_(train[2].mean(1, keepdim=True))
-        return replicas.fit(members, *train, validation=validation, **options)
+        return groups.fit(members, *train, validation=validation, **options)
 
     def correlate(self, members: Sequence[ELBO], gain: float, x: Tensor, weight: Tensor) -> None:
         """Give each member the correlations between its weights, from the rows that it has seen.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from ..objectives import ELBO
-from .batches import Batches, Data, batches, check_size, generators, size, split
+from .batches import Data, check_size, size, split
 from .checkpoints import Run
 from .divergence import Kept, diverged, is_finite, learned
 from .epochs import (
@@ -29,14 +30,17 @@ from .epochs import (
     epoch_seed,
     kl_weight,
     log_likelihood,
-    reduced,
     step,
+    summed,
 )
+from .processes import engine, launch
 from .progress import Bar
 from .quasi_newton import LBFGS, WARM_UP, take_step
+from .shares import Batches, Share, batches
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+    from lightning_fabric.strategies.strategy import Strategy
 
 
 def fit(
@@ -58,6 +62,11 @@ def fit(
     resume: bool = False,
     seed: int = 0,
     progress: bool | None = None,
+    devices: int | str | list[int] | None = None,
+    num_nodes: int | None = None,
+    strategy: str | Strategy | None = None,
+    accelerator: str | None = None,
+    precision: str | int | None = None,
     fabric: Fabric | None = None,
 ) -> pd.DataFrame:
     """Minimise the objective over the data and return the history, a row for each epoch.
@@ -87,8 +96,14 @@ def fit(
         interruption.
     :param seed: fixes the order of the data and all sampling. The global random state is not changed.
     :param progress: show a progress bar; by default only on a terminal.
-    :param fabric: a Lightning Fabric for devices, precision, processes and loggers; by default one device, a
-        GPU if there is one.
+    :param devices: how many devices share each batch, or which; by default one, a GPU if there is one. Each
+        has a process, and `batch_size` counts the rows of all, so that their number changes the speed and not
+        the result. See `docs/scaling.md`, also for the next four.
+    :param num_nodes: of machines with as many devices each.
+    :param strategy: "ddp_spawn" (by default on one machine), "ddp" or another kind of DDP that Fabric knows.
+    :param accelerator: "cpu", "gpu" or another that Fabric knows.
+    :param precision: such as "bf16-mixed" or "64-true".
+    :param fabric: a Lightning Fabric for all of these and for loggers, which has started its processes.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)))
     >>> elbo = vp.ELBO(net, vp.VBP, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=64)
@@ -122,24 +137,67 @@ def fit(
         raise ValueError(
             f'fit: optimizer must be "lbfgs" or a function that makes a torch optimiser, got {optimizer!r}.'
         )
-    fabric = one_device() if fabric is None else fabric
+    given = fabric is not None
+    fabric = engine(fabric, devices, num_nodes, strategy, accelerator, precision)
     if optimizer == "lbfgs" and fabric.world_size > 1:
         raise ValueError(
             f'fit: optimizer="lbfgs" needs all rows in one process, and the fabric has {fabric.world_size}.'
         )
+    plan = Plan(
+        epochs,
+        lr,
+        batch_size,
+        optimizer,
+        schedule,
+        kl_warmup,
+        noise,
+        validation,
+        patience,
+        clip,
+        checkpoint,
+        every,
+        resume,
+        seed,
+        progress,
+    )
+    check_size(elbo.n_data, data, split(data, validation, seed)[0])
+    check_parameters(elbo)
+    return train(fabric, elbo, data, plan) if given else launch(fabric, train, elbo, data, plan)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options of `fit`, checked."""
+
+    epochs: int
+    lr: float
+    batch_size: int
+    optimizer: Literal["lbfgs"] | Callable[[Iterable[nn.Parameter]], Optimizer] | None
+    schedule: Literal["cosine"] | Callable[[Optimizer], LRScheduler] | None
+    kl_warmup: int
+    noise: Noise
+    validation: float | Data
+    patience: int | None
+    clip: float | None
+    checkpoint: str | Path | None
+    every: int
+    resume: bool
+    seed: int
+    progress: bool | None
+
+
+def train(fabric: Fabric, elbo: ELBO, data: Data, plan: Plan) -> pd.DataFrame:
+    """Train in this process, which is one of the fabric's, and return the history."""
     with _separate_random_state(fabric):
-        train, held_out = split(data, validation, seed)
-        check_size(elbo.n_data, data, train)
-        loader = batches(train, batch_size, fabric, shuffle=True)
-        run = _start(elbo, optimizer, schedule, lr, seed, patience)
-        if resume and checkpoint is not None and Path(checkpoint).exists():
-            run.load(checkpoint)
-        trainer = _Trainer(run, loader, fabric, epochs, schedule == "cosine", kl_warmup, noise, clip)
+        rows, held_out = split(data, plan.validation, plan.seed)
+        loader = batches(rows, plan.batch_size, fabric, shuffle=True)
+        run = _start(elbo, plan, fabric)
+        trainer = _Trainer(run, loader, fabric, plan)
         validation_loader = (
-            None if held_out is None else batches(held_out, 4 * batch_size, fabric, shuffle=False)
+            None if held_out is None else batches(held_out, 4 * plan.batch_size, fabric, shuffle=False)
         )
-        with Bar(progress, epochs, run.epoch) as bar:
-            while not run.is_over(epochs):
+        with Bar(plan.progress if fabric.is_global_zero else False, plan.epochs, run.epoch) as bar:
+            while not run.is_over(plan.epochs):
                 kept = Kept(elbo.state_dict())
                 try:
                     record = trainer.epoch()
@@ -152,9 +210,9 @@ def fit(
                 run.add(record)
                 bar.show(record, elbo.likelihood)
                 fabric.log_dict(record, step=run.epoch)
-                due = run.epoch % every == 0 or run.is_over(epochs)
-                if checkpoint is not None and due and fabric.is_global_zero:
-                    run.save(checkpoint)
+                due = run.epoch % plan.every == 0 or run.is_over(plan.epochs)
+                if plan.checkpoint is not None and due and fabric.is_global_zero:
+                    run.save(plan.checkpoint)
         run.best.restore(elbo.state_dict())
         elbo.eval()
         elbo.seen = elbo.n_data
@@ -174,58 +232,47 @@ def _all_rows(elbo: ELBO, data: Data) -> int:
     return rows
 
 
-def one_device() -> Fabric:
-    from lightning_fabric import Fabric  # takes seconds to import
-
-    return Fabric(devices=1)
-
-
 @contextmanager
 def _separate_random_state(fabric: Fabric) -> Iterator[None]:
     with torch.random.fork_rng([fabric.device] if fabric.device.type == "cuda" else []):
         yield
 
 
-def _start(
-    elbo: ELBO,
-    optimizer: Literal["lbfgs"] | Callable[[Iterable[nn.Parameter]], Optimizer] | None,
-    schedule: str | Callable[[Optimizer], LRScheduler] | None,
-    lr: float,
-    seed: int,
-    patience: int | None,
-) -> Run:
-    parameters = [p for p in elbo.parameters() if p.requires_grad]
-    if not parameters:
+def check_parameters(elbo: ELBO) -> None:
+    if not any(p.requires_grad for p in elbo.parameters()):
         raise ValueError("fit: no parameter of the objective requires a gradient; there is nothing to train.")
-    if optimizer == "lbfgs":
+
+
+def _start(elbo: ELBO, plan: Plan, fabric: Fabric) -> Run:
+    """A new run, or the one of the checkpoint."""
+    parameters = [p for p in elbo.parameters() if p.requires_grad]
+    if plan.optimizer == "lbfgs":
         optimiser: Optimizer = LBFGS(parameters, warm_up=WARM_UP)
     else:
-        optimiser = optimizer(parameters) if optimizer else Adam(parameters, lr=lr, fused=True)
-    return Run(elbo, optimiser, schedule(optimiser) if callable(schedule) else None, seed, patience)
+        optimiser = plan.optimizer(parameters) if plan.optimizer else Adam(parameters, lr=plan.lr, fused=True)
+    scheduler = plan.schedule(optimiser) if callable(plan.schedule) else None
+    run = Run(elbo, optimiser, scheduler, plan.seed, plan.patience)
+    if plan.resume and plan.checkpoint is not None:
+        if Path(plan.checkpoint).exists():
+            run.load(plan.checkpoint)
+        _check_same_epoch(run, plan, fabric)
+    return run
+
+
+def _check_same_epoch(run: Run, plan: Plan, fabric: Fabric) -> None:
+    epochs = summed(fabric, torch.tensor(run.epoch, device=fabric.device))
+    if int(epochs) != fabric.world_size * run.epoch:
+        raise ValueError(
+            f"fit: the processes would go on from different epochs, this one from {run.epoch}; put "
+            f"{plan.checkpoint} where all of them can read it."
+        )
 
 
 class _Trainer:
     """An epoch of training: a step for each batch, then the noise."""
 
-    def __init__(
-        self,
-        run: Run,
-        loader: Batches,
-        fabric: Fabric,
-        epochs: int,
-        cosine: bool,
-        kl_warmup: int,
-        noise: Noise,
-        clip: float | None,
-    ) -> None:
-        self.run, self.elbo, self.loader, self.fabric = run, run.elbo, loader, fabric
-        self.epochs, self.cosine, self.kl_warmup, self.noise, self.clip = (
-            epochs,
-            cosine,
-            kl_warmup,
-            noise,
-            clip,
-        )
+    def __init__(self, run: Run, loader: Batches, fabric: Fabric, plan: Plan) -> None:
+        self.run, self.elbo, self.loader, self.fabric, self.plan = run, run.elbo, loader, fabric, plan
         module, optimiser = fabric.setup(_Step(run.elbo), run.optimiser)
         self.step: nn.Module = module
         self.optimiser: Optimizer = optimiser
@@ -236,28 +283,28 @@ class _Trainer:
         self._seed(epoch)
         self.elbo.train()
         totals = Totals()
-        for i, batch in enumerate(self.loader):
-            if self.cosine:
-                self._set_rate((epoch + i / len(self.loader)) / self.epochs)
-            totals.add(len(batch[0]), self._train_on(i, batch, kl_weight(epoch, self.kl_warmup)))
+        for i, share in enumerate(self.loader):
+            if self.plan.schedule == "cosine":
+                self._set_rate((epoch + i / len(self.loader)) / self.plan.epochs)
+            totals.add(share.rows, self._train_on(i, share, kl_weight(epoch, self.plan.kl_warmup)))
         if self.run.scheduler is not None:
             self.run.scheduler.step()
         self.elbo.eval()
+        totals.reduce(self.fabric)
         if not totals.rows:
             raise ValueError(
                 "fit: the data gave no batch; is it empty, or smaller than a batch with drop_last?"
             )
-        totals.reduce(self.fabric)
         self._update_noise(totals)
         if not is_finite(learned(self.elbo)):
-            raise self._diverged(i, batch)
+            raise self._diverged(i, share.batch)
         (record,) = totals.records(epoch, time.perf_counter() - began)
         return record
 
     def _check_finite(self, loss: Tensor, i: int, batch: Sequence[Tensor]) -> None:
         """End the run, in all processes at the same batch, if the loss of one is not finite."""
         if self.fabric.world_size > 1:
-            loss = reduced(self.fabric, loss.detach())
+            loss = summed(self.fabric, loss.detach())
         if not bool(loss.isfinite()):
             raise self._diverged(i, batch)
 
@@ -267,43 +314,43 @@ class _Trainer:
     def _seed(self, epoch: int) -> None:
         seed = epoch_seed(self.run.seed, epoch)
         torch.manual_seed(seed)
-        for generator in generators(self.loader):
+        for generator in self.loader.generators:
             generator.manual_seed(seed)
 
     def _set_rate(self, done: float) -> None:
         for group, rate in zip(self.optimiser.param_groups, self.run.rates, strict=True):
             group["lr"] = rate * cosine(done)
 
-    def _train_on(self, i: int, batch: Sequence[Tensor], kl_weight: float) -> dict[str, Tensor]:
+    def _train_on(self, i: int, share: Share, kl_weight: float) -> dict[str, Tensor]:
         averages: dict[str, Tensor] = {}
         # A line search may try a point where the loss is not finite, and leaves it again.
         searches = isinstance(self.run.optimiser, LBFGS | torch.optim.LBFGS)
 
         def closure() -> Tensor:
             self.optimiser.zero_grad()
-            loss, of_batch = self.step(kl_weight, *batch)
+            loss, of_batch = self.step(kl_weight, share.weight, *share.batch)
             if not searches:
-                self._check_finite(loss, i, batch)
+                self._check_finite(loss, i, share.batch)
             self.fabric.backward(loss)
-            if self.clip is not None:
-                self.fabric.clip_gradients(self.step, self.optimiser, max_norm=self.clip)
+            if self.plan.clip is not None:
+                self.fabric.clip_gradients(self.step, self.optimiser, max_norm=self.plan.clip)
             averages.update(of_batch)
             return loss
 
         take_step(self.run.optimiser, self.optimiser, closure)
         if searches:
-            self._check_finite(averages["terms"][0], i, batch)
+            self._check_finite(averages["terms"][0], i, share.batch)
         return averages
 
     @torch.no_grad()
     def _update_noise(self, totals: Totals) -> None:
-        if self.noise == "exact":
+        if self.plan.noise == "exact":
             totals = Totals()
-            for batch in self.loader:
-                _, averages = self.step(1.0, *batch)
-                totals.add(len(batch[0]), averages)
+            for share in self.loader:
+                _, averages = self.step(1.0, share.weight, *share.batch)
+                totals.add(share.rows, averages)
             totals.reduce(self.fabric)
-        if self.noise != "fixed" and totals.statistic is not None:
+        if self.plan.noise != "fixed" and totals.statistic is not None:
             self.elbo.likelihood.update(totals.statistic)
 
 
@@ -314,15 +361,16 @@ class _Step(nn.Module):
         super().__init__()
         self.elbo = elbo
 
-    def forward(self, kl_weight: float, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return step(self.elbo, kl_weight, *batch)
+    def forward(self, kl_weight: float, share: float, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return step(self.elbo, kl_weight, *batch, share=share)
 
 
 @torch.no_grad()
 def validate(elbo: ELBO, loader: Batches, fabric: Fabric) -> float:
     """Mean predictive log-likelihood, each data point as often as its weight says."""
     total = torch.zeros(2, device=fabric.device)
-    for batch in loader:
-        total = total + log_likelihood(elbo, *batch)
-    log_prob, weight = fabric.all_reduce(total, reduce_op="sum")
+    for share in loader:
+        if share.rows:
+            total = total + log_likelihood(elbo, *share.batch)
+    log_prob, weight = summed(fabric, total)
     return float(log_prob / weight)
