@@ -232,7 +232,7 @@ def measure(build: Callable[[], Built], draws: int) -> Scores:
         return report
     report["weights"] = sum(q.mean.numel() for _, q in vp.posteriors(built.net))
     report["passes"] = costs(built, {name: runs[name] for name in works})
-    report["ratios"] = {}
+    report["ratios"], report["spread"] = {}, {}
     for relative in RELATIVE:
         scale(built.net, relative)
         truth, error = tried(lambda: sampled(built, draws))
@@ -240,6 +240,7 @@ def measure(build: Callable[[], Built], draws: int) -> Scores:
             report["calls"]["draw"] = error
             break
         report["outputs"] = truth[0][0].numel()
+        report["spread"][f"{relative:g}"] = (truth[1].mean() / truth[0].var()).sqrt().item()
         with torch.no_grad():
             predicted = {name: tried(runs[name])[0] for name in works}
         report["ratios"][f"{relative:g}"] = {
@@ -261,6 +262,7 @@ def table(folder: Path = FOLDER) -> str:
     head = ["network", "weights", *CALLS[1:]]
     head += [f"{method}, {100 * r:g} %" for r in RELATIVE for method in METHODS]
     head += [f"mean of {METHODS[-1]}, {100 * r:g} %" for r in RELATIVE]
+    head += [f"spread, {100 * r:g} %" for r in RELATIVE]
     head += [f"cost of {method}" for method in METHODS] + ["outputs"]
     return markdown([head, *(_line(name, row) for name, row in rows(folder).items())])
 
@@ -270,10 +272,12 @@ def _line(name: str, row: Scores) -> list[str]:
     scores = [row.get("ratios", {}).get(f"{r:g}", {}) for r in RELATIVE]
     ratios = [_ratio(score.get(method)) for score in scores for method in METHODS]
     means = [f"{score[METHODS[-1]]['mean_error']:.2f}" if METHODS[-1] in score else "" for score in scores]
+    spread = [
+        f"{row['spread'][key]:.2g}" if key in row.get("spread", {}) else "" for key in map(str, RELATIVE)
+    ]
     passes = [f"{row['passes'][m]:.1f}" if m in row.get("passes", {}) else "" for m in METHODS]
-    return [
-        name, f"{row.get('weights', 0):,}", *works, *ratios, *means, *passes, str(row.get("outputs", ""))
-    ]  # fmt: skip
+    size, outputs = f"{row.get('weights', 0):,}", str(row.get("outputs", ""))
+    return [name, size, *works, *ratios, *means, *spread, *passes, outputs]
 
 
 def _ratio(score: Mapping[str, float] | None) -> str:

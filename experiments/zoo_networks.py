@@ -55,8 +55,8 @@ def add(package: str, **builders: Callable[[], Built]) -> None:
 def package(name: str) -> Any:
     """A package, imported when a network of it is built.
 
-    The compiled operators of torchvision belong to another build of torch; their schemas are declared here,
-    because its import registers more for them.
+    The compiled operators of torchvision do not load beside the CPU build of torch. Two schemas are declared
+    here, because its import adds to these operators.
     """
     if find_spec("torchvision") is not None:
         _declare_operators()  # others import it
@@ -337,7 +337,9 @@ SIZES = {
 }
 
 
-def _transformer(kind: str, config: str, inputs: Callable[[], dict[str, Tensor]], output: Any, **sizes: Any):  # type: ignore[no-untyped-def]
+def _transformer(
+    kind: str, config: str, inputs: Callable[[], dict[str, Tensor]], output: Any, **sizes: Any
+) -> Callable[[], Built]:
     def build() -> Built:
         hub = package("transformers")
         net = getattr(hub, kind)(getattr(hub, config)(**sizes))
@@ -546,7 +548,7 @@ add(
 class Recurrent(nn.Module):
     """The last state of a recurrent layer through a linear one."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
         super().__init__()
         self.layer, self.head = kind(6, 24, batch_first=True), nn.Linear(24, CLASSES)
 
