@@ -242,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         split_mnist,
         table3,
         tabular_ranks,
+        zoo,
     )
 
     here = Path(__file__).parent
@@ -262,6 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "estimators": estimators.tables(),
         "gaps": gaps.tables(),
         "tabular": tabular_ranks.tables(),
+        "zoo": f"{zoo.table()}\n\n### What fails\n\n{zoo.failures()}",
     }
     parts = [
         f"{(here / 'notes' / f'{name}.md').read_text().strip()}\n\n{tables}"
