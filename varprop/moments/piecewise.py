@@ -187,7 +187,7 @@ def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
     """
     if pieces is RELU:
         moments = _Relu.apply if torch.is_grad_enabled() else _Relu.forward
-        return Gaussian.of(*moments(x.mean, x.var)[:2])  # type: ignore[no-untyped-call]
+        return Gaussian.of(*moments(x.mean, x.var)[:2])
     mean, here = pieces(x.mean), pieces.slope(x.mean)
     var = here.square() * x.var
     tails = [(knot, bend, tail(x, knot)) for knot, bend in pieces.bends]
