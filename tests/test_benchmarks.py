@@ -96,3 +96,8 @@ def test_every_contestant_trains_the_same_network() -> None:
     step()
     first, second = CASES["perceptron"].net(), CASES["perceptron"].net()
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_the_page_of_speed_is_made_of_the_committed_results() -> None:
+    written = (pages.HERE / "README.md").read_text()
+    assert written == pages.page(pages.RESULTS), "python -m benchmarks.pages"

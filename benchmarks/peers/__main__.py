@@ -116,27 +116,36 @@ def speed(processes: dict[str, Process], network: str, rounds: int, failed: dict
     return found
 
 
-def tasks(splits: int) -> Iterator[tuple[str, dict[str, np.ndarray], int, int]]:
+TASKS = "concrete", "MNIST"
+
+
+def tasks(names: Sequence[str], splits: int) -> Iterator[tuple[str, dict[str, np.ndarray], int, int]]:
     """Name, arrays, epochs and batch of each training task."""
-    concrete = data.regression("concrete", tuple(range(splits)))
-    for k in range(splits):
-        parts = {name: getattr(concrete, name)[k].numpy() for name in ("x", "y", "x_test", "y_test")}
-        yield "concrete", parts, 100, 32
+    if "concrete" in names:
+        concrete = data.regression("concrete", tuple(range(splits)))
+        for k in range(splits):
+            parts = {name: getattr(concrete, name)[k].numpy() for name in ("x", "y", "x_test", "y_test")}
+            yield "concrete", parts, 100, 32
+    if "MNIST" in names:
+        yield "MNIST", digits(), 20, 128
+
+
+def digits() -> dict[str, np.ndarray]:
     x, y, x_test, y_test = data.mnist()
     flat = [(t.flatten(1).float() / 255 - 0.1307) / 0.3081 for t in (x[:DIGITS], x_test[:DIGITS])]
     arrays = {"x": flat[0], "y": y[:DIGITS].long(), "x_test": flat[1], "y_test": y_test[:DIGITS].long()}
-    yield "MNIST", {name: t.numpy() for name, t in arrays.items()}, 20, 128
+    return {name: t.numpy() for name, t in arrays.items()}
 
 
-def quality(processes: dict[str, Process], splits: int, failed: dict[str, str], short: bool) -> Any:
+def quality(processes: dict[str, Process], names: Sequence[str], splits: int, failed: dict[str, str]) -> Any:
     """Test log-likelihoods with their costs, averaged over the splits of a data set."""
     runs: dict[str, dict[str, list[Any]]] = {}
     with TemporaryDirectory() as folder:
-        for seed, (task, arrays, epochs, batch) in enumerate(tasks(splits)):
+        for seed, (task, arrays, epochs, batch) in enumerate(tasks(names, splits)):
             path = Path(folder) / f"{seed}.npz"
             np.savez(path, **arrays)  # type: ignore[arg-type]
             for peer, process in processes.items():
-                request = {"path": str(path), "epochs": 1 if short else epochs, "batch": batch, "seed": seed}
+                request = {"path": str(path), "epochs": epochs, "batch": batch, "seed": seed}
                 try:
                     run = process.ask("quality", **request)
                     runs.setdefault(task, {}).setdefault(peer, []).append(run)
@@ -164,8 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), metavar="NAME")
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--splits", type=int, default=3, help="of concrete; 0 leaves quality out")
-    parser.add_argument("--short", action="store_true", help="one epoch, to try things out")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=list(TASKS), metavar="NAME")
+    parser.add_argument("--splits", type=int, default=3, help="of concrete")
     parser.add_argument("--envs", type=Path, default=CACHE, help="folder of the environments")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
@@ -177,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for network in options.networks:
         found[network] = speed(processes, network, options.rounds, failed)
         print(network, json.dumps(found[network]), flush=True)
-    scores = quality(processes, options.splits, failed, options.short) if options.splits else {}
+    scores = quality(processes, options.tasks, options.splits, failed)
     for process in processes.values():
         process.end()
     configuration = {"rounds": options.rounds, "splits": options.splits, "rows": ROWS, "digits": DIGITS}
