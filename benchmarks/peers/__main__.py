@@ -34,7 +34,7 @@ NETWORKS = "perceptron", "wide perceptron", "LeNet-small", "LeNet-CIFAR"
 ROWS = {"LeNet-CIFAR": 32}
 """A smaller batch where a hundred samples of a larger one would take minutes."""
 DIGITS = 2000
-NO_ADAPTER = "not measured: it does not take a torch network of this kind as it is"
+NO_ADAPTER = "not measured, because benchmarks/peers/adapters.py has no adapter for it yet"
 
 
 class Process:
