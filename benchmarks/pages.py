@@ -40,11 +40,11 @@ quartiles in brackets.
 torch alone. A pass of LOCAL_REPARAM is one sample. `vp.correlated` is measured for single inputs."""
 
 
-FAIRNESS = """Log-likelihoods are of {splits} published split(s) of concrete, one seed each, without error bars.
+FAIRNESS = """Log-likelihoods are of {splits} published split(s) of concrete, one seed each.
 They are no ranking of methods: the prior of varprop, FanIn(4), was chosen on inner splits of such sets, while
 the peers have the defaults of their documentation, untuned. All train by Adam with a rate of 0.01 (classes:
-0.001), IVON by its own steps with a rate of 0.1. Peers learn the noise with the weights; varprop fits it after
-each epoch. The initial deviations of fastbnns are copied, because fused Adam crashes on them."""
+0.001), IVON by its own steps with a rate of 0.1. Peers learn the noise with the weights; varprop fits it
+after each epoch. The initial deviations of fastbnns are copied, because fused Adam crashes on them."""
 
 
 def load(path: Path) -> Any:
