@@ -20,7 +20,6 @@ import torch
 from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 
 import varprop as vp
 from varprop.gaussian import Activation, Gaussian, mean_of, move
@@ -28,23 +27,10 @@ from varprop.posterior import draw
 
 from . import cells
 from .accuracy import Moments, compared
+from .block import Block
 from .tables import markdown
 
 CHUNK, INPUTS = 100, 20
-
-
-class Block(nn.Module):
-    """A residual block: two convolutions with batch normalisation, plus the identity."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + x)
 
 
 def mlp() -> nn.Module:

@@ -240,8 +240,8 @@ def posteriors(net: nn.Module) -> Iterator[tuple[str, Posterior]]:
             q = Posterior(
                 mean,
                 layer.weight_logvar_out + layer.weight_logvar_in if logvar is None else logvar,
-                scales=getattr(layer, "scales", None) if name == "weight" else None,
-                centre=getattr(layer, f"{name}_centre", None),
+                scales=layer._modules.get("scales") if name == "weight" else None,
+                centre=layer._buffers.get(f"{name}_centre"),
                 earlier=_earlier(layer, name),
                 padding=getattr(layer, "padding_idx", None),
                 fan_in=fan_in(layer, mean),
@@ -273,9 +273,8 @@ def deterministic_parameters(net: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _earlier(layer: nn.Module, name: str) -> Posterior | None:
-    if not hasattr(layer, f"{name}_earlier"):
-        return None
-    return Posterior(getattr(layer, f"{name}_earlier"), getattr(layer, f"{name}_earlier_logvar"))
+    mean, logvar = (layer._buffers.get(f"{name}_{what}") for what in ("earlier", "earlier_logvar"))
+    return None if mean is None or logvar is None else Posterior(mean, logvar)
 
 
 def is_random(layer: nn.Module) -> bool:
@@ -318,14 +317,13 @@ def fan_in(layer: Layer, tensor: Tensor | None = None) -> float:
 def random_tensor(layer: Layer, name: str) -> Activation | None:
     """The layer's tensor of this name, with its variance if it is random; None if there is no such tensor."""
     tensor: Tensor | None = getattr(layer, name, None)
-    if tensor is not None and hasattr(layer, f"{name}_logvar"):
-        return Gaussian.of(tensor, getattr(layer, f"{name}_logvar").exp())
-    return tensor
+    logvar = layer._parameters.get(f"{name}_logvar")
+    return tensor if tensor is None or logvar is None else Gaussian.of(tensor, logvar.exp())
 
 
 def random_weight(layer: Layer) -> Weight:
     """The layer's weight with its variance, full or factored, if it is random."""
-    if hasattr(layer, "weight_logvar_out"):
+    if "weight_logvar_out" in layer._parameters:
         inputs, outputs = layer.weight_logvar_in.exp(), layer.weight_logvar_out.exp()
         return FactoredWeight(layer.weight, Outer(per_channel(outputs.flatten(), layer.weight), inputs))
     weight = random_tensor(layer, "weight")

@@ -47,7 +47,7 @@ def affine(method: Method, layer: Layer, x: Activation) -> Activation:
     """E = op(E[x], E[w]) + E[b],  Var = op(Var[x], E[w]²) + op(E[x²], Var[w]) + Var[b] (Eq. 1)."""
     x, op = _pad(layer, x), operation(layer)
     weight, bias = random_weight(layer), random_bias(layer)
-    if not hasattr(layer, "scales"):
+    if "scales" not in layer._modules:
         return moments.affine(op, x, weight, bias)
     return _scaled_affine(op, layer, x, weight, bias)
 
