@@ -30,6 +30,7 @@ from torch.func import functional_call
 
 import varprop as vp
 from varprop.gaussian import Activation, mean_of
+from varprop.methods.base import chosen
 from varprop.posterior import draw
 
 from . import cells
@@ -96,13 +97,6 @@ def scale(net: nn.Module, relative: float) -> None:
         logvar.fill_((relative**2 * q.mean.square().mean()).clamp(min=1e-20).log())
 
 
-def picked(output: Any, of: Any) -> Any:
-    """What is judged of an output."""
-    if of is None:
-        return output
-    return of(output) if callable(of) else output[of]
-
-
 # -------------------- the calls
 
 
@@ -113,7 +107,7 @@ def calls(built: Built) -> dict[str, Callable[[], Any]]:
 
     def elbo() -> None:
         with torch.no_grad():
-            y = mean_of(picked(net(*args, **kwargs), built.output))
+            y = mean_of(chosen(net(*args, **kwargs), built.output))
         objective = vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.FanIn(4.0), n_data=1000, **choice)
         loss = objective(inputs(built), y)
         loss.backward()
@@ -124,12 +118,12 @@ def calls(built: Built) -> dict[str, Callable[[], Any]]:
     def compiled() -> None:
         torch.compiler.reset()
         one_pass = torch.compile(lambda: vp.DVI(net, *args, **kwargs), fullgraph=True, backend="eager")
-        eager, fast = (picked(f, built.output) for f in (vp.DVI(net, *args, **kwargs), one_pass()))
+        eager, fast = (chosen(f, built.output) for f in (vp.DVI(net, *args, **kwargs), one_pass()))
         torch.testing.assert_close(fast.var, eager.var, rtol=1e-3, atol=0.0)
 
     return {
-        "VBP": lambda: random(picked(vp.VBP(net, *args, **kwargs), built.output)),
-        "DVI": lambda: random(picked(vp.DVI(net, *args, **kwargs), built.output)),
+        "VBP": lambda: random(chosen(vp.VBP(net, *args, **kwargs), built.output)),
+        "DVI": lambda: random(chosen(vp.DVI(net, *args, **kwargs), built.output)),
         "summary": lambda: str(vp.summary(net, vp.DVI, *args, **kwargs)),
         "ELBO": elbo,
         "compile": compiled,
@@ -187,7 +181,7 @@ def sampled(built: Built, draws: int) -> tuple[Tensor, Tensor]:
     for _ in range(draws):
         weights = {name: w[0] for name, w in draw(built.net, 1, generator).items()}
         f = functional_call(built.net, weights, built.args, dict(built.kwargs))
-        moments.add(picked(f, built.output).unsqueeze(0))
+        moments.add(chosen(f, built.output).unsqueeze(0))
     return moments.result()
 
 

@@ -141,15 +141,14 @@ def test_positions_share_half_of_the_second_order_variance():
 
 
 @pytest.mark.usefixtures("float64")
-def test_an_average_is_midway_between_independent_and_fully_correlated():
+def test_an_average_knows_the_correlations_of_its_positions():
     net, x = (
         random(nn.Sequential(nn.Conv1d(1, 1, 1), nn.AvgPool1d(7), nn.Flatten(), nn.Linear(1, 1))),
         torch.randn(1, 1, 7),
     )
     v1, v2 = (q.var for _, q in vp.posteriors(net))
-    v = v1 * x.square()
-    pooled_variance = 0.5 * v.mean() / 7 + 0.5 * v.sqrt().mean() ** 2
-    var = net[3].weight ** 2 * v1 * x.mean() ** 2 + v2 * (net[0](x).mean() ** 2 + pooled_variance)
+    pooled_variance = v1 * x.mean() ** 2
+    var = net[3].weight ** 2 * pooled_variance + v2 * (net[0](x).mean() ** 2 + pooled_variance)
     torch.testing.assert_close(vp.correlated(net, x).var, var[0].detach())
 
 

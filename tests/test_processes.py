@@ -254,7 +254,6 @@ def test_what_cannot_be_sent_is_named() -> None:
         ({"precision": "magic"}, "Precision 'magic' is invalid"),
         ({"devices": 2, "strategy": DataParallelStrategy()}, "DataParallelStrategy does not keep"),
     ],
-    ids=str,
 )
 def test_words_that_cannot_be_followed_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:

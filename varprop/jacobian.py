@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from operator import itemgetter
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from .methods.noise import Bound, Noise, Source, Uses, of_weights
 from .methods.tables import DVI
 from .posterior import is_random, posteriors
 
+Variance: TypeAlias = Callable[[Tensor, list[Tensor]], Tensor]
+"""The variance of a weighted sum of outputs and of averages inside the network, by its weights."""
 ENTRIES = 2**24
 """How many derivatives to hold in memory at once."""
 
@@ -73,26 +76,28 @@ def correlated(
             f"correlated: needs one Gaussian as the network's output, and {method.name} gives a "
             f"{type(f).__name__}; see vp.DVI(net, x), and name the value that is meant with output=."
         )
-    shifts = noise.shapes
+    shifts, averages = noise.shapes, [y.mean for y in noise.averages]
     size = max(
         t.numel() for t in (f.mean, *(w.mean for w in weights.values()), *(s.var for s in noise.sources))
     )
-    bound = Bound(net)
+    bound, signs = Bound(net), [_signs(y) for y in averages]
 
-    def one(example: Value) -> tuple[Tensor, Tensor]:
-        def mean(means: dict[str, Tensor], shifts: list[Tensor]) -> tuple[Tensor, list[Source]]:
-            noise = Noise(uses, shifts)
+    def linearised(example: Value, factors: list[Tensor] | None) -> tuple[Tensor, list[Tensor], Variance]:
+        """The outputs, the variances that averages of independent positions have, and those of weighted sums."""
+
+        def means(at: dict[str, Tensor], shifts: list[Tensor]) -> Value:
+            noise = Noise(uses, shifts, factors)
             args, given = noise.inputs(example)
-            f = functional_call(bound, means, (method.watching(noise.watch), *args), given)
-            f = chosen(f, output)
-            return f.mean[0] if batched else f.mean, noise.sources
+            f = chosen(functional_call(bound, at, (method.watching(noise.watch), *args), given), output).mean
+            found = [y.mean for y in noise.averages], [y.var for y in noise.averages]
+            return (f[0] if batched else f, found[0]), (noise.sources, found[1])
 
-        pulled: Value = vjp(mean, {name: w.mean for name, w in weights.items()}, shifts, has_aux=True)
-        f, gradients, sources = pulled
+        pulled: Value = vjp(means, {name: w.mean for name, w in weights.items()}, shifts, has_aux=True)
+        (f, _), gradients, (sources, independent) = pulled
         groups = list(_grouped(sources))
 
-        def var(row: Tensor) -> Tensor:
-            of_weights, of_shifts = gradients(row.view_as(f))
+        def variance(of_outputs: Tensor, of_averages: list[Tensor]) -> Tensor:
+            of_weights, of_shifts = gradients((of_outputs.view_as(f), of_averages))
             slopes = [of_weights[name] for name in weights]
             slopes += [sum(s.slope(of_shifts[s.shift]) for s in same) for same in groups]
             variances = [*(w.var for w in weights.values()), *(same[0].var for same in groups)]
@@ -101,8 +106,30 @@ def correlated(
             ]
             return torch.stack(parts).sum()
 
-        rows = _rows(outputs, f.flatten())
-        found = vmap(var, chunk_size=max(1, ENTRIES // size))(rows)
+        return f, independent, variance
+
+    def factors_of(example: Value) -> list[Tensor]:
+        """The variance of each average over that of independent positions, by sums with random signs."""
+        f, independent, variance = linearised(example, None)
+        none = torch.zeros_like(f)
+        found = []
+        for i, (rows, var) in enumerate(zip(signs, independent, strict=True)):
+
+            def of_sum(row: Tensor, i: int = i) -> Tensor:
+                return variance(
+                    none, [row if j == i else torch.zeros_like(y) for j, y in enumerate(averages)]
+                )
+
+            total = var.sum()
+            found.append(
+                torch.where(total > 0, vmap(of_sum)(rows).mean() / torch.where(total > 0, total, 1.0), 1.0)
+            )
+        return found
+
+    def one(example: Value) -> tuple[Tensor, Tensor]:
+        f, _, variance = linearised(example, factors_of(example) if averages else None)
+        rows, none = _rows(outputs, f.flatten()), [torch.zeros_like(y) for y in averages]
+        found = vmap(lambda row: variance(row, none), chunk_size=max(1, ENTRIES // size))(rows)
         return (f, found.view(f.shape)) if outputs is None else (rows @ f.flatten(), found)
 
     if not batched:
@@ -119,6 +146,12 @@ def correlated(
             method(net, *args, **given)  # takes the graph of this example's decisions
             found.append(one((args, given)))
         return Gaussian.of(*map(torch.stack, zip(*found, strict=True)))
+
+
+def _signs(y: Tensor, n: int = 4) -> Tensor:
+    """Rows of random signs, the same in every call."""
+    generator = torch.Generator().manual_seed(0)
+    return (2 * torch.randint(2, (n, *y.shape), generator=generator) - 1).to(y)
 
 
 def _examples(change: Callable[[Tensor], Tensor], inputs: Value) -> Value:

@@ -73,11 +73,24 @@ class Uses:
 class Noise:
     """The sources of randomness in one pass, and shifts of the means to differentiate by."""
 
-    def __init__(self, uses: Uses, shifts: Sequence[Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        uses: Uses,
+        shifts: Sequence[Tensor] | None = None,
+        factors: Sequence[Tensor] | None = None,
+    ) -> None:
         self.uses = uses
+        self.averages: list[Gaussian] = []
+        """Averages over positions, with the variances that independent positions would give."""
         self.shapes: list[Tensor] = []
         self.sources: list[Source] = []
         self._shifts = None if shifts is None else iter(shifts)
+        self._factors = None if factors is None else iter(factors)
+
+    def averaged(self, y: Gaussian) -> Gaussian:
+        """An average with its variance times the factor that correlations between its positions give."""
+        self.averages.append(y)
+        return y if self._factors is None else Gaussian.of(y.mean, y.var * next(self._factors))
 
     def shifted(self, y: Gaussian) -> Gaussian:
         """y with a shift of its mean, by which the sources that are added next act."""
@@ -154,12 +167,9 @@ def of_products(noise: Noise, call: Call) -> Value:
 
 
 def of_averages(noise: Noise, call: Call) -> Value:
-    """For an average over positions, which share weights: their deviations are partly in common (Eq. 31)."""
-    x, y = call.x, call.output
-    if not isinstance(x, Gaussian):
-        return y
-    together = call.function(x.std, *call.args[1:], **call.options).square()
-    return Gaussian.of(y.mean, torch.lerp(y.var, together, TOGETHER))
+    """For an average over positions, which share weights: its variance with their correlations (Eq. 31)."""
+    y = call.output
+    return noise.averaged(y) if isinstance(call.x, Gaussian) else y
 
 
 def of_weights(noise: Noise, call: Call) -> Value:
