@@ -23,7 +23,8 @@ from .gaussian import Gaussian
 from .graph.steps import tensors_in
 from .graph.store import UndecidedError
 from .methods.base import Call, Method, Value, Which, chosen, is_random_value
-from .methods.noise import Bound, Noise, Source, Uses, of_weights
+from .methods.noise import Noise, Source, Uses, of_weights
+from .methods.precision import Bound
 from .methods.tables import DVI
 from .posterior import is_random, posteriors
 
@@ -83,7 +84,7 @@ def correlated(
     bound, signs = Bound(net), [_signs(y) for y in averages]
 
     def linearised(example: Value, factors: list[Tensor] | None) -> tuple[Tensor, list[Tensor], Variance]:
-        """The outputs, the variances that averages of independent positions have, and those of weighted sums."""
+        """The outputs, the variances of averages of independent positions, and those of weighted sums."""
 
         def means(at: dict[str, Tensor], shifts: list[Tensor]) -> Value:
             noise = Noise(uses, shifts, factors)

@@ -19,7 +19,7 @@ from .. import moments
 from ..gaussian import Activation, Gaussian, mean_of
 from ..jacobian import correlated
 from ..methods.base import Call, Method, Value
-from ..methods.noise import Bound
+from ..methods.precision import Bound
 from ..methods.tables import DVI, EXACT
 from ..objectives import ELBO
 from ..posterior import Layer, draw, is_random, posteriors

@@ -133,18 +133,6 @@ def _held(t: Tensor) -> Tensor:
     return t if level is None else torch._C._functorch._unwrap_for_grad(t, level)
 
 
-class Bound(nn.Module):
-    """A wrapper whose `forward` passes a network through a method or a rule, so that `functional_call` can
-    replace its weights."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, method: Value, *x: Value, **options: Value) -> Value:
-        return method(self.net, *x, **options)
-
-
 def unexplained(noise: Noise, call: Call) -> Gaussian:
     """For an elementwise operation: the variance beyond its mean slope, Var[y] - gain² Var[x] (Eq. 30)."""
     x, y = call.x, call.output

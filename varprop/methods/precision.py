@@ -12,8 +12,8 @@ from torch.func import functional_call
 from ..gaussian import Gaussian
 
 
-class _Bound(nn.Module):
-    """A network to which `functional_call` applies any function."""
+class Bound(nn.Module):
+    """A network to which `functional_call` applies any function, so that it can replace the weights."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def in_single(function: Callable[..., Any], module: nn.Module, *args: Any, **opt
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     single = {name: _single(value) for name, value in named.items() if value.dtype is torch.float16}
     replaced = {f"net.{name}": value for name, value in single.items()}
-    result = functional_call(_Bound(module), replaced, (function, *map(_single, args)), options)
+    result = functional_call(Bound(module), replaced, (function, *map(_single, args)), options)
     with torch.no_grad():
         for name, buffer in module.named_buffers():  # running statistics have moved in the copy
             if name in single:
