@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +23,12 @@ from torch.utils import _pytree as pytree
 from .gaussian import Gaussian
 from .graph.steps import tensors_in
 from .graph.store import UndecidedError
-from .methods.base import Call, Method, Value, Which, chosen, is_random_value
+from .methods.base import Call, Function, Method, Value, Which, chosen, is_random_value
 from .methods.noise import Noise, Source, Uses, of_weights
 from .methods.precision import Bound
 from .methods.tables import DVI
 from .posterior import is_random, posteriors
 
-Variance: TypeAlias = Callable[[Tensor, list[Tensor]], Tensor]
-"""The variance of a weighted sum of outputs and of averages inside the network, by its weights."""
 ENTRIES = 2**24
 """How many derivatives to hold in memory at once."""
 
@@ -67,89 +66,125 @@ def correlated(
     inputs: Value = x, options
     _check(net, inputs, method, batched)
     first = _examples(lambda t: t[:1], inputs) if batched else inputs
-    uses = _uses(net, method, first, inputs)
-    weights = dict(_weights(net, uses))
-    noise = Noise(uses)
-    args, given = noise.inputs(first)
-    f = chosen(method.watching(noise.watch)(net, *args, **given), output)
-    if not isinstance(f, Gaussian):
-        raise TypeError(
-            f"correlated: needs one Gaussian as the network's output, and {method.name} gives a "
-            f"{type(f).__name__}; see vp.DVI(net, x), and name the value that is meant with output=."
-        )
-    shifts, averages = noise.shapes, [y.mean for y in noise.averages]
-    size = max(
-        t.numel() for t in (f.mean, *(w.mean for w in weights.values()), *(s.var for s in noise.sources))
-    )
-    bound, signs = Bound(net), [_signs(y) for y in averages]
-
-    def linearised(example: Value, factors: list[Tensor] | None) -> tuple[Tensor, list[Tensor], Variance]:
-        """The outputs, the variances of averages of independent positions, and those of weighted sums."""
-
-        def means(at: dict[str, Tensor], shifts: list[Tensor]) -> Value:
-            noise = Noise(uses, shifts, factors)
-            args, given = noise.inputs(example)
-            f = chosen(functional_call(bound, at, (method.watching(noise.watch), *args), given), output).mean
-            found = [y.mean for y in noise.averages], [y.var for y in noise.averages]
-            return (f[0] if batched else f, found[0]), (noise.sources, found[1])
-
-        pulled: Value = vjp(means, {name: w.mean for name, w in weights.items()}, shifts, has_aux=True)
-        (f, _), gradients, (sources, independent) = pulled
-        groups = list(_grouped(sources))
-
-        def variance(of_outputs: Tensor, of_averages: list[Tensor]) -> Tensor:
-            of_weights, of_shifts = gradients((of_outputs.view_as(f), of_averages))
-            slopes = [of_weights[name] for name in weights]
-            slopes += [sum(s.slope(of_shifts[s.shift]) for s in same) for same in groups]
-            variances = [*(w.var for w in weights.values()), *(same[0].var for same in groups)]
-            parts = [
-                slope.flatten().square() @ v.flatten() for slope, v in zip(slopes, variances, strict=True)
-            ]
-            return torch.stack(parts).sum()
-
-        return f, independent, variance
-
-    def factors_of(example: Value) -> list[Tensor]:
-        """The variance of each average over that of independent positions, by sums with random signs."""
-        f, independent, variance = linearised(example, None)
-        none = torch.zeros_like(f)
-        found = []
-        for i, (rows, var) in enumerate(zip(signs, independent, strict=True)):
-
-            def of_sum(row: Tensor, i: int = i) -> Tensor:
-                return variance(
-                    none, [row if j == i else torch.zeros_like(y) for j, y in enumerate(averages)]
-                )
-
-            total = var.sum()
-            found.append(
-                torch.where(total > 0, vmap(of_sum)(rows).mean() / torch.where(total > 0, total, 1.0), 1.0)
-            )
-        return found
+    network = _Network.of(net, method, output, batched, first, inputs)
 
     def one(example: Value) -> tuple[Tensor, Tensor]:
-        f, _, variance = linearised(example, factors_of(example) if averages else None)
-        rows, none = _rows(outputs, f.flatten()), [torch.zeros_like(y) for y in averages]
-        found = vmap(lambda row: variance(row, none), chunk_size=max(1, ENTRIES // size))(rows)
-        return (f, found.view(f.shape)) if outputs is None else (rows @ f.flatten(), found)
+        linear = network.at(example, network.factors(example))
+        rows = _rows(outputs, linear.mean.flatten())
+        var = vmap(linear.variance, chunk_size=max(1, ENTRIES // network.size))(rows)
+        if outputs is None:
+            return linear.mean, var.view(linear.mean.shape)
+        return rows @ linear.mean.flatten(), var
 
     if not batched:
         return Gaussian.of(*one(inputs))
-    at_once = max(1, ENTRIES // (len(_rows(outputs, f.mean.flatten())) * size))
+    at_once = max(1, ENTRIES // (len(_rows(outputs, network.mean.flatten())) * network.size))
     try:
         every = vmap(lambda inputs: one(_examples(lambda t: t.unsqueeze(0), inputs)), chunk_size=at_once)
         return Gaussian.of(*every(inputs))
     except UndecidedError:
-        rows = [slice(i, i + 1) for i in range(len(tensors_in(inputs)[0]))]
-        examples = [_examples(itemgetter(row), inputs) for row in rows]
         found = []
-        for args, given in examples:
+        for i in range(len(tensors_in(inputs)[0])):
+            args, given = example = _examples(itemgetter(slice(i, i + 1)), inputs)
             method(net, *args, **given)  # takes the graph of this example's decisions
-            found.append(one((args, given)))
+            found.append(one(example))
         return Gaussian.of(*map(torch.stack, zip(*found, strict=True)))
 
 
-def _signs(y: Tensor, n: int = 4) -> Tensor:
+@dataclass(frozen=True)
+class _Linear:
+    """The means of one example as linear functions of all sources of randomness."""
+
+    mean: Tensor
+    """Of the outputs."""
+    averages: list[Gaussian]
+    """Averages over positions inside the network, with the variances of independent positions."""
+    gradients: Function
+    weights: list[Tensor]
+    """Variances of the weights that are followed by autograd."""
+    sources: list[list[Source]]
+
+    def variance(self, output: Tensor, average: int | None = None) -> Tensor:
+        """Of a weighted sum of the outputs or, with its number, of an average inside the network."""
+        sums = [torch.zeros_like(t) for t in (self.mean, *(y.mean for y in self.averages))]
+        place = 0 if average is None else average + 1
+        sums[place] = output.view_as(sums[place])
+        of_weights, of_shifts = self.gradients(sums)
+        slopes = [*of_weights.values()]
+        slopes += [sum(s.slope(of_shifts[s.shift]) for s in same) for same in self.sources]
+        variances = [*self.weights, *(same[0].var for same in self.sources)]
+        parts = [slope.flatten().square() @ v.flatten() for slope, v in zip(slopes, variances, strict=True)]
+        return torch.stack(parts).sum()
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A network, with what a first pass tells about it."""
+
+    net: nn.Module
+    method: Method
+    output: Which
+    batched: bool
+    uses: Uses
+    weights: dict[str, Gaussian]
+    """Those that are followed by autograd."""
+    mean: Tensor
+    shifts: list[Tensor]
+    signs: list[Tensor]
+    """Of the entries of each average, a row for each sum."""
+    size: int
+    """The largest number of derivatives of an output by one source."""
+
+    @classmethod
+    def of(
+        cls, net: nn.Module, method: Method, output: Which, batched: bool, first: Value, inputs: Value
+    ) -> _Network:
+        uses = _uses(net, method, first, inputs)
+        weights, noise = dict(_weights(net, uses)), Noise(uses)
+        args, given = noise.inputs(first)
+        f = chosen(method.watching(noise.watch)(net, *args, **given), output)
+        if not isinstance(f, Gaussian):
+            raise TypeError(
+                f"correlated: needs one Gaussian as the network's output, and {method.name} gives a "
+                f"{type(f).__name__}; see vp.DVI(net, x), and name the value that is meant with output=."
+            )
+        tensors = f.mean, *(w.mean for w in weights.values()), *(s.var for s in noise.sources)
+        signs, size = [_signs(y.mean) for y in noise.averages], max(t.numel() for t in tensors)
+        return cls(net, method, output, batched, uses, weights, f.mean, noise.shapes, signs, size)
+
+    def at(self, example: Value, factors: list[Tensor] | None) -> _Linear:
+        """The network near its means at one example."""
+
+        def means(weights: dict[str, Tensor], shifts: list[Tensor]) -> Value:
+            noise = Noise(self.uses, shifts, factors)
+            args, given = noise.inputs(example)
+            passed = self.method.watching(noise.watch), *args
+            f = chosen(functional_call(Bound(self.net), weights, passed, given), self.output).mean
+            averages = noise.averages
+            return [f[0] if self.batched else f, *(y.mean for y in averages)], (noise.sources, averages)
+
+        at = {name: w.mean for name, w in self.weights.items()}
+        pulled: Value = vjp(means, at, self.shifts, has_aux=True)
+        (mean, *_), gradients, (sources, averages) = pulled
+        weights = [w.var for w in self.weights.values()]
+        return _Linear(mean, averages, gradients, weights, list(_grouped(sources)))
+
+    def factors(self, example: Value) -> list[Tensor] | None:
+        """The variance of each average over that of independent positions (Eq. 31)."""
+        if not self.signs:
+            return None
+        linear = self.at(example, None)
+        found = []
+        for i, (y, signs) in enumerate(zip(linear.averages, self.signs, strict=True)):
+            var = vmap(partial(linear.variance, average=i))(signs).mean()
+            independent = y.var.sum()
+            found.append(
+                torch.where(independent > 0, var / torch.where(independent > 0, independent, 1.0), 1.0)
+            )
+        return found
+
+
+def _signs(y: Tensor, n: int = 2) -> Tensor:
     """Rows of random signs, the same in every call."""
     generator = torch.Generator().manual_seed(0)
     return (2 * torch.randint(2, (n, *y.shape), generator=generator) - 1).to(y)
