@@ -233,7 +233,7 @@ def test_without_a_checkpoint_the_error_says_what_to_give(tmp_path: Path) -> Non
 def test_an_error_in_the_processes_is_that_of_one() -> None:
     x = X.clone()
     x[3, 1] = math.nan
-    with pytest.raises(FloatingPointError, match=r"^fit: the loss is nan in epoch 0"):
+    with pytest.raises(FloatingPointError, match=r"^fit: the loss is not finite in epoch 0"):
         several(objective(), (x, Y), 2, **OPTIONS)
     with pytest.raises(ValueError, match="n_data=53, the data has 52 rows"):
         several(objective(), (X[:-1], Y[:-1]), 2, **OPTIONS)

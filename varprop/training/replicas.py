@@ -210,7 +210,7 @@ class _Trainer:
             totals.add(rows.shape[1], self._train_on(batch, kl_weights, compile, check))
         self.stack.train(False)
         self._update_noise(totals)
-        check(torch.stack([value.flatten(1).sum(1) for value in self.stack.trained]).sum(0))
+        check(torch.stack([value.reshape(len(self.stack), -1).sum(1) for value in self.stack.trained]).sum(0))
         records = totals.records(epoch, time.perf_counter() - began)
         return [{"epoch": epoch, "replica": r, **record} for r, record in enumerate(records)]
 
