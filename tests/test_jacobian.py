@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import varprop as vp
+from varprop.methods.slopes import bias_slope, weight_slope
 
 from .sampling import difference, draws
 
@@ -67,7 +68,9 @@ class Functions(nn.Module):
         self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.relu(F.linear(x, self.a.weight, self.a.bias)), self.b.weight, bias=self.b.bias)
+        return F.linear(
+            F.relu(F.linear(x, self.a.weight, self.a.bias)), weight=self.b.weight, bias=self.b.bias
+        )
 
 
 class Last(nn.Module):
@@ -375,3 +378,26 @@ def test_unsupported_arguments_are_errors(
 def test_a_deterministic_network_is_an_error():
     with pytest.raises(ValueError, match="neither the weights nor the inputs are random"):
         vp.correlated(nn.Linear(4, 2), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(3, 4), (2, 5, 3)),
+        (nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), (2, 4, 9, 8)),
+        (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(2, 1)), (2, 4, 9, 8)),
+        (nn.Conv1d(4, 6, 3, padding="same"), (2, 4, 9)),
+        (nn.Conv1d(4, 6, 3, padding=1, padding_mode="circular"), (2, 4, 9)),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), (2, 4, 5, 6)),
+        (nn.ConvTranspose1d(4, 6, 3, dilation=2), (2, 4, 5)),
+        (nn.Conv3d(2, 3, 2), (1, 2, 4, 4, 4)),
+    ],
+    ids=str,
+)
+def test_slopes_by_weights_are_those_of_autograd(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    layer, x = layer.double(), torch.randn(shape).double()
+    f = layer(x)
+    slope = torch.randn_like(f)
+    of_weight, of_bias = torch.autograd.grad((f * slope).sum(), [layer.weight, layer.bias])
+    torch.testing.assert_close(weight_slope(layer, x, slope), of_weight)
+    torch.testing.assert_close(bias_slope(layer, slope), of_bias)

@@ -34,8 +34,8 @@ READS = {
     "equal",
 }
 """Functions that tell Python a value, by which `forward` may decide."""
-SIZED_BY_VALUES = {"nonzero", "argwhere", "unique", "masked_select", "repeat_interleave", "bincount"}
-"""Functions whose output has a shape that depends on values; an index that is a mask gives one too."""
+SIZED_BY_VALUES = {"nonzero", "argwhere", "unique", "masked_select", "bincount"}
+"""Functions whose output has a shape that depends on values."""
 MAKES = {f"{name}_like" for name in ("zeros", "ones", "full", "empty")} | {
     f"new_{name}" for name in ("zeros", "ones", "full", "empty")
 }
@@ -98,11 +98,20 @@ class _Recorder(TorchFunctionMode):
         with self.as_a_whole():
             out = function(*args, **kwargs)
         if given is not None:
-            masks = name == "__getitem__" and any(t.dtype == torch.bool for t in tensors_in(args[1]))
-            checked = name in READS or ((masks or name in SIZED_BY_VALUES) and isinstance(out, Tensor))
+            checked = name in READS or (
+                isinstance(out, Tensor) and self._is_sized_by_values(name, args, kwargs)
+            )
             written = args[0] if name == "__setitem__" else out
             self._note_call(name, _target(function, name), given[0], given[1], written, checked)
         return out
+
+    def _is_sized_by_values(self, name: str, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> bool:
+        """Whether the shape of a function's output depends on an input or a parameter."""
+        if name == "__getitem__":
+            return any(t.dtype == torch.bool and self._is_followed(t) for t in tensors_in(args[1]))
+        if name == "repeat_interleave":
+            return self._is_followed((args[1:], kwargs))
+        return name in SIZED_BY_VALUES
 
     def _note_call(
         self,
