@@ -6,11 +6,13 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
 import varprop as vp
 from varprop import Gaussian
@@ -255,6 +257,22 @@ def test_the_chosen_output_is_trained_and_predicted() -> None:
     torch.testing.assert_close(
         elbo.predict({"ids": IDS}, batch_size=1).probs, elbo.predict({"ids": IDS}).probs
     )
+
+
+def test_training_with_inputs_by_name_is_training_with_tensors() -> None:
+    words, y = torch.randint(9, (10, 3)), torch.randint(2, (10,))
+    losses = []
+    for rows in (
+        [({"ids": ids}, label) for ids, label in zip(words, y, strict=True)],
+        [*zip(words, y, strict=True)],
+    ):
+        net = random(Model())
+        for name, parameter in net.named_parameters():
+            parameter.data.fill_(-6.0 if "logvar" in name else 0.1)
+        prior, classes = vp.priors.Normal(10.0), vp.likelihoods.Categorical()
+        elbo = vp.ELBO(net, vp.DVI, classes, prior, n_data=10, output="logits")
+        losses.append(vp.fit(elbo, DataLoader(rows, batch_size=4), epochs=2)[["loss", "data_fit"]])
+    pd.testing.assert_frame_equal(*losses)
 
 
 def test_compiling_a_recorded_network() -> None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..gaussian import Gaussian
+from ..graph.steps import tensors_in
 from ..inspect.operations import operation_name
-from ..methods.base import Call, Value
+from ..methods.base import Call, Value, chosen
 from ..objectives import ELBO
 from ..posterior import posteriors
 
@@ -35,19 +36,16 @@ def first_failure(elbo: ELBO, data: Sequence[Tensor]) -> str:
     "the output of Linear at '0' is the first"
     """
     for name, value in zip(("inputs", "targets", "weights of the rows"), data, strict=False):
-        if not is_finite(value):
-            row = int(
-                (~value.flatten(1).isfinite().all(1) if value.dim() > 1 else ~value.isfinite())
-                .long()
-                .argmax()
-            )
-            return f"the {name} are not, in row {row} of the batch"
+        for tensor in tensors_in(value):
+            if not is_finite(tensor):
+                row = int((~tensor.reshape(len(tensor), -1).isfinite().all(1)).long().argmax())
+                return f"the {name} are not, in row {row} of the batch"
     for name, value in learned(elbo).items():
         if not is_finite(value):
             return f"{name!r} is not, after a gradient that was not finite or too large"
     x, y = data[:2]
     watch = _First(elbo.net)
-    f = elbo.method.watching(watch.note)(elbo.net, x)
+    f = chosen(elbo.method.watching(watch.note).at(elbo.net, x), elbo.output)
     if watch.found is not None:
         return watch.found
     log_prob = (

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -110,10 +113,12 @@ class LoaderBatches:
         whole = _with_own_random_state(self.loader) if several else self.loader
         _part_ways(self.fabric)
         for batch in whole:
-            parts, total = _in_precision(self.fabric, batch), len(batch[0])
-            own = [_own(t, self.fabric) for t in parts] if several else parts
-            rows = len(own[0])
-            yield _share(own if rows else [t[:1] for t in parts], rows, total, self.fabric)
+            parts, total = _in_precision(self.fabric, batch), len(batch[1])
+            own = pytree.tree_map(partial(_own, fabric=self.fabric), parts) if several else parts
+            rows = len(own[1])
+            yield _share(
+                own if rows else pytree.tree_map(itemgetter(slice(1)), parts), rows, total, self.fabric
+            )
 
 
 KEPT = (
