@@ -106,9 +106,8 @@ def test_parts_of_a_file_are_predicted_as_the_whole(place: Path, monkeypatch: py
     whole = run("predict", place / "price", place / "new.csv").stdout
     monkeypatch.setattr("varprop.table.model.chunks.__defaults__", (None, 7))
     parts = run("predict", place / "price", place / "new.csv").stdout
-    np.testing.assert_allclose(
-        *(np.array([row.split(",") for row in text.split()[1:]], float) for text in (whole, parts)), rtol=1e-4
-    )
+    numbers = [np.array([row.split(",") for row in text.split()[1:]], float) for text in (whole, parts)]
+    np.testing.assert_allclose(*numbers, rtol=1e-4, atol=2e-5)  # the last digit that is printed
 
 
 def test_targets_far_from_zero_keep_their_digits(place: Path, tmp_path: Path) -> None:
