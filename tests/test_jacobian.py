@@ -17,6 +17,11 @@ from varprop.methods.slopes import bias_slope, weight_slope
 from .sampling import difference, draws
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 class Branches(nn.Module):
     """A residual sum, a concatenation and a layer that is used twice."""
 

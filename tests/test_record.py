@@ -23,6 +23,11 @@ from .networks import Function
 from .sampling import difference, draws
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
 def graph(net: nn.Module, *x: Tensor, **options: object) -> Graph:
     kinds = tuple(key for key in vp.DVI.rules if isinstance(key, type) and key is not nn.Module)
     return graph_of(net, kinds, (x, options))
