@@ -76,7 +76,7 @@ def walk(method: Method, module: nn.Module, inputs: tuple[Value, ...], options: 
             if step in graph.checks:
                 raise no_graph(module, "it decides by a value that is random") from None
             where = f"`{step.place}` of {type(module).__name__}" if step.place else type(module).__name__
-            raise NoRuleError(f"{error}\nIt stands in {where}.") from None
+            raise type(error)(f"{error}\nIt stands in {where}.") from None
         values[step.name] = out
         for name in step.frees:
             del values[name]
