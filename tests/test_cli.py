@@ -676,12 +676,12 @@ def test_update_learns_new_rows(place: Path, tmp_path: Path) -> None:
         assert result.exit_code == 0, (result.output, result.exception)
         assert re.search(r"rows used +│ 150 ", result.stdout), result.stdout
         models.append(TableModel.load(tmp_path / target))
-        before, after = (model.scores([later])["log-likelihood"][0] for model in models)
+        before, after = (model.scores(later)["log-likelihood"][0] for model in models)
         assert after > before
         shown = re.search(r"log-likelihood +│ (\S+) +│ (\S+) ", result.stdout)
         assert shown is not None
-        assert float(shown[1]) == pytest.approx(models[0].scores([new])["log-likelihood"][0], rel=1e-3)
-        assert float(shown[2]) == pytest.approx(models[1].scores([new])["log-likelihood"][0], rel=1e-3)
+        assert float(shown[1]) == pytest.approx(models[0].scores(new)["log-likelihood"][0], rel=1e-3)
+        assert float(shown[2]) == pytest.approx(models[1].scores(new)["log-likelihood"][0], rel=1e-3)
         assert models[1].estimator.n_seen_ == pytest.approx(models[0].estimator.n_seen_ + 150)
         assert models[1].estimator.get_params() == models[0].estimator.get_params()
         assert run("update", tmp_path / target, tmp_path / "later.csv", "--epochs", 1).exit_code == 0

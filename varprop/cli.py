@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from .table.model import TableModel
+    from .table.sampling import Sample
     from .table.scores import Scores
 
 P = ParamSpec("P")
@@ -186,16 +188,17 @@ def fit(
     if header and not set(header) - {*target, *ignored}:
         raise TableError("every column besides the target is ignored; nothing is left to predict it from.")
     from .table import model as tabular
+    from .table.cache import LongTable
     from .table.layout import check_present
-    from .table.reading import read
+    from .table.reading import chunks
     from .table.target import TargetColumn, with_target
 
     began = time.perf_counter()
-    table = read(data)
+    sample = _sample(chunks(data), data, target, seed)
+    table = sample.table
     check_present(data, list(table.columns), (*target, *ignored, *kept))
     complete = with_target(table.drop(columns=ignored), target, task)
-    if len(complete) < len(table):
-        say(_left_out(len(table) - len(complete), len(table)))
+    _say_left_out(table, complete)
     column = TargetColumn.fit(complete, target, task)
     options: dict[str, Any] = {
         "method": method.value,
@@ -211,11 +214,12 @@ def fit(
         options["prior"] = prior
     if column.classes is None:
         options["noise"] = noise.value
-    balanced = class_weight is ClassWeight.balanced
+    options |= {"balanced": class_weight is ClassWeight.balanced, "keep": kept}
     training, held_out = tabular.split(complete, column, holdout, seed)
-    model = tabular.train(training, column, keep=kept, balanced=balanced, say=say, **options)
+    whole = None if sample.is_whole else LongTable(data, sample.rows, held_out.index)
+    model = tabular.train(training, column, whole=whole, say=say, **options)
     rows: dict[str, str | tuple[str, str]] = {
-        "table": f"{len(complete):,} rows, {len(model.types)} columns used",
+        "table": f"{sample.rows - len(table) + len(complete):,} rows, {len(model.types)} columns used",
         "task": "regression" if column.classes is None else f"classification, {len(column.classes)} classes",
     }
     judged: dict[str, str | tuple[str, str]] = {}
@@ -223,12 +227,13 @@ def fit(
     if len(held_out):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TableWarning)
-            found = model.scores([held_out])
+            found = model.scores(held_out)
         heads, judged = _compared(model, found, "held out: ")
         if refit:
-            model = tabular.train(complete, column, keep=kept, balanced=balanced, **options)
-    elif (honest := model.out_of_fold(training)) is not None:
-        heads, judged = _compared(model, honest, "out of fold: ")
+            whole = None if whole is None else replace(whole, without=held_out.index[:0])
+            model = tabular.train(complete, column, whole=whole, **options)
+    elif model.out_of_fold is not None:
+        heads, judged = _compared(model, model.out_of_fold, "out of fold: ")
     model.save(out)
     rows |= {
         "method": f"{method.value}, {len(model.model.members)} networks, {len(model.history)} epochs",
@@ -290,10 +295,10 @@ def evaluate(model: Model, data: Data, strict: Strict = False) -> None:
 
     loaded = _load(model)
     with told(strict):
-        complete = _complete(loaded, data)
+        complete = _judges(loaded, data)
         heads, rows = _compared(loaded, loaded.scores(complete))
         if next(posteriors(loaded.model.elbo.net), None) is not None:
-            rows["audit"] = loaded.audit(complete[0][:1000]).verdict
+            rows["audit"] = loaded.audit(complete[:1000]).verdict
     print_table(f"{model} on {data}", rows, heads)
 
 
@@ -316,15 +321,18 @@ def update(
     """
     check_table(data, check_model(model, with_target=True))
     check_free(model / "model.json", overwrite=True)
+    from .table.reading import chunks
+
     loaded = _load(model)
     with told(strict):
-        complete = _complete(loaded, data)
+        complete = _judges(loaded, data)
         before = loaded.scores(complete)
         verbose = not quiet and sys.stderr.isatty()
-        updated = loaded.updated(complete, epochs=epochs or "auto", verbose=verbose)
+        parts = chunks(data, loaded.types_with_target)
+        updated = loaded.updated(parts, epochs=epochs or "auto", verbose=verbose)
         after = updated.scores(complete)
     updated.save(model)
-    rows: dict[str, str | tuple[str, str]] = {"rows used": f"{sum(map(len, complete)):,}"}
+    rows: dict[str, str | tuple[str, str]] = {"rows used": f"{updated.rows - loaded.rows:,.0f}"}
     rows |= {name: (shown(value), shown(after[name][0])) for name, (value, _) in before.items()}
     print_table(f"{model} with {data}", rows, ("before", "after"))
 
@@ -340,13 +348,11 @@ def report(
     """Write one HTML page with figures of how a model does on a table that has the target column."""
     check_free(out, overwrite)
     check_table(data, check_model(model, with_target=True))
-    import pandas as pd
-
     from .reporting import report as write
 
     loaded = _load(model)
     with told(strict):
-        table = pd.concat(_complete(loaded, data))
+        table = _judges(loaded, data)
         write(loaded, table[list(loaded.types)], loaded.truth(table), out)
     typer.echo(out)
 
@@ -416,22 +422,33 @@ def _sizes(hidden: str) -> str | list[int]:
     return [int(size) for size in sizes]
 
 
-def _complete(model: TableModel, data: Path) -> list[pd.DataFrame]:
-    """The parts of a table with the rows that have the target."""
+def _judges(model: TableModel, data: Path) -> pd.DataFrame:
+    """The rows that have the target, or of a long table some of them."""
     from .table.reading import chunks
 
-    parts = list(chunks(data, model.types_with_target))
-    complete = [part for part in map(model.with_target, parts) if len(part)]
-    rows, missing = sum(map(len, parts)), sum(map(len, parts)) - sum(map(len, complete))
-    if not complete:
+    table = _sample(chunks(data, model.types_with_target), data).table
+    complete = model.target.complete(table)
+    if not len(complete):
         raise TableError(f"{data} has no row with a value of {model.target.name!r}; nothing can be measured.")
-    if missing:
-        say(_left_out(missing, rows))
+    _say_left_out(table, complete)
     return complete
 
 
-def _left_out(missing: int, rows: int) -> str:
-    return f"left out: {missing:,} of {rows:,} rows, which have no target."
+def _sample(parts: Iterable[pd.DataFrame], data: Path, target: Sequence[str] = (), seed: int = 0) -> Sample:
+    """The rows of a table, or of a long one some that are drawn at random, which is said."""
+    from .table.sampling import sampled
+
+    sample = sampled(parts, target[0] if len(target) == 1 else None, seed)
+    if not sample.is_whole:
+        say(
+            f"{data} has {sample.rows:,} rows; {len(sample.table):,} of them, drawn at random, are judged by."
+        )
+    return sample
+
+
+def _say_left_out(table: pd.DataFrame, complete: pd.DataFrame) -> None:
+    if missing := len(table) - len(complete):
+        say(f"left out: {missing:,} of {len(table):,} rows, which have no target.")
 
 
 def _compared(

@@ -36,6 +36,7 @@ from .training import groups
 from .training import loop as training
 from .training.batches import Batch
 from .training.epochs import Noise
+from .training.folds import PART
 from .training.rows import Rows, Scaled
 from .training.streaming import learn
 
@@ -90,7 +91,9 @@ class Learned:
     encoder_: Encoder | None = None
     """Of a table that is not all numbers."""
     oof_: Predictive
-    """Of each row, in the order of the data, by members that have not seen it; model files leave it out."""
+    """Of each row, in the order of the data, by members that have not seen it."""
+    oof_rows_: np.ndarray
+    """The rows that it is of: all that count, or of a long table some. Model files leave both out."""
     oof_predict_: np.ndarray
     """Its means or probabilities."""
     oof_log_likelihood_: float
@@ -183,7 +186,8 @@ class BayesianMLP(Settings, Learned, Fitted):
         :param dtype: of new networks; that of X by default.
         """
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        rows = Rows(X[weight > 0], y[weight > 0], weight[weight > 0])
+        counts = weight > 0
+        rows = Rows(X, y, weight) if counts.all() else Rows(X[counts], y[counts], weight[counts])
         if not len(rows):
             raise ValueError("All sample weights are zero; at least one row must count.")
         if new:
@@ -195,6 +199,8 @@ class BayesianMLP(Settings, Learned, Fitted):
                 delattr(self, name)  # from now on every member has seen all rows
         else:
             self._train_folds(rows, new)
+            if hasattr(self, "oof_rows_"):
+                self.oof_rows_ = np.flatnonzero(counts)[self.oof_rows_]
         return self
 
     def _train_on(self, rows: Rows, new: bool) -> None:
@@ -318,12 +324,14 @@ class BayesianMLP(Settings, Learned, Fitted):
     def _judge(self, data: Scaled) -> None:
         """What rows that a member has not seen say about it: its calibration and its honest score."""
         assert data.folds is not None
-        w = data.weight
+        rows = data.folds.judges
+        w, values = data.weight[rows], data.values[rows]
         p = data.folds.predict(self.members_, data.x)
-        self._calibrate(p, data.t, w)
+        self._calibrate(p, data.t[rows], w)
         p = self.oof_ = self._target.unscaled(p)
-        self.oof_log_likelihood_ = float((w * p.log_prob(data.values)).sum() / w.sum())
-        self._keep(p, data.values, data.folds.part.numpy())
+        self.oof_rows_ = rows.numpy()
+        self.oof_log_likelihood_ = float((w * p.log_prob(values)).sum() / w.sum())
+        self._keep(p, values, data.folds.part[rows].numpy())
 
     # --------------------------------------------------------------------------------------------- prediction
 
@@ -352,7 +360,9 @@ class BayesianMLP(Settings, Learned, Fitted):
             )
         learned = {name: value for name, value in vars(self).items() if name.endswith("_")}
         learned = {
-            name: value for name, value in learned.items() if name not in ("members_", "elbo_", "oof_")
+            name: value
+            for name, value in learned.items()
+            if name not in ("members_", "elbo_", "oof_", "oof_rows_")
         }
         return {"estimator": describe_estimator(type(self).__name__, self.get_params(deep=False), learned)}
 
@@ -404,6 +414,8 @@ def _table(X: object) -> pd.DataFrame:
 
 def mean_and_scale(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Weighted mean and standard deviation of each column in double precision; 1 for a constant column."""
-    columns = values.astype(np.float64).reshape(len(values), -1)
-    scaler = StandardScaler().fit(columns, sample_weight=weight)
+    scaler = StandardScaler()
+    for i in range(0, len(values), PART):
+        columns = values[i : i + PART].astype(np.float64)
+        scaler.partial_fit(columns.reshape(len(columns), -1), sample_weight=weight[i : i + PART])
     return scaler.mean_.reshape(values.shape[1:]), scaler.scale_.reshape(values.shape[1:])

@@ -14,10 +14,15 @@ from .methods import METHODS, Method
 from .priors import FanIn, Prior
 
 MANY = 5000
+LONG = 200_000
+"""Rows beyond which a table is long: networks are trained on all of them, but what is compared, judged and
+calibrated is so by this many rows, drawn at random."""
 UNITS, BATCH, RATE = (50, 100), (32, 256), (0.01, 0.02)
 """What "auto" is below `MANY` rows and from there on: hidden units, and the batch and rate of Adam."""
-STEPS, EPOCHS = (4000, 6000), ((120, 4000), (5, 120))
+STEPS, EPOCHS = (4000, 6000), ((120, 4000), (2, 120))
 """Steps of Adam below `MANY` rows and from there on, and the fewest and most epochs that they may take."""
+BATCHES, LARGEST_BATCH = 4000, 4096
+"""Batches of an epoch, beyond which they become larger rather than more, up to this size."""
 ROUNDS, PATIENCE = 100, 4
 """The most rounds of L-BFGS, and rounds without a better one after which a member stops."""
 
@@ -109,7 +114,7 @@ class Settings(BaseEstimator):  # type: ignore[misc]
     def _batch_size(self, rows: int) -> int:
         if self.batch_size != "auto":
             return min(count("batch_size", self.batch_size), rows)
-        return min(BATCH[rows >= MANY], rows)
+        return min(max(BATCH[rows >= MANY], min(rows // BATCHES, LARGEST_BATCH)), rows)
 
     def _rate(self, rows: int) -> float:
         return RATE[rows >= MANY] if self.lr == "auto" else positive("lr", self.lr)

@@ -1,14 +1,20 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and arrays in files that vanish with them."""
 
 from __future__ import annotations
 
 import glob
+import math
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile, gettempdir
 from typing import IO
+
+import numpy as np
+from numpy.typing import DTypeLike
 
 
 @contextmanager
@@ -55,3 +61,19 @@ def _exists(process: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def scratch(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """An array of zeros in a file of the temporary folder, for what may be larger than the memory.
+
+    The file has no name, so that nothing is left of it when the array or the process ends.
+    """
+    size, folder = math.prod(shape) * np.dtype(dtype).itemsize, gettempdir()
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise OSError(
+            f"{folder} has {free / 1e9:.1f} GB left, and {size / 1e9:.1f} GB are needed for the rows of the "
+            "table; let the variable TMPDIR name a folder with more."
+        )
+    with TemporaryFile() as file:
+        return np.memmap(file, dtype, "w+", shape=shape)

@@ -96,6 +96,11 @@ class Encoder:
         return numbers | dict.fromkeys((c.name for c in self.categories), "str")
 
     @property
+    def width(self) -> int:
+        """How many numbers a row becomes."""
+        return self._module(torch.zeros(1, len(self.kinds)).double()).shape[1]
+
+    @property
     def columns(self) -> list[dict[str, object]]:
         """What a graph's reader has to know about each column."""
         return [kind.about() for kind in self.kinds]

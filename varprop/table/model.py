@@ -20,15 +20,15 @@ from ..io.description import Description
 from ..model import Classes, Fitted, Model, Numbers, Standardise
 from ..objectives import ELBO
 from ..perceptron import BayesianMLP
-from ..predictive import Predictive, concatenate
+from ..predictive import Predictive
 from ..sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from .cache import LongTable
 from .encoding import Encoder
 from .messages import TableError
 from .predictions import as_columns
 from .reading import chunks
 from .scores import Baseline, Scores, scores
-from .target import TargetColumn, with_target
-from .task import Task
+from .target import TargetColumn
 
 FEWEST = 5
 """Rows that a model is trained on at least."""
@@ -47,6 +47,9 @@ class TableModel(Fitted):
     """What predicts every row alike, to compare with; None in files of varprop 0.1."""
     estimator: BayesianMLP | None = None
     """Fitted to the encoded columns; None in files of varprop 0.1."""
+    out_of_fold: Scores | None = None
+    """All measures of the rows of training by networks that have not seen them; None without folds, and in a
+    model from a file."""
 
     @property
     def model_(self) -> Model:
@@ -73,16 +76,9 @@ class TableModel(Fitted):
         """The target column as a prediction takes it, to measure one."""
         return self.model.target.values(self.truth(table))
 
-    def scores(self, parts: Iterable[pd.DataFrame]) -> Scores:
-        """All measures of the predictions for the parts of a table with the target."""
-        judged = [(self.predict(part), self.values(part)) for part in parts if len(part)]
-        p, y = concatenate([p for p, _ in judged]), torch.cat([y for _, y in judged])
-        return scores(p, y, self.target, self.baseline)
-
-    def out_of_fold(self, table: pd.DataFrame) -> Scores | None:
-        """All measures of the rows of training by networks that have not seen them; None without folds."""
-        p = getattr(self.estimator, "oof_", None)
-        return None if p is None else scores(p, self.values(table), self.target, self.baseline)
+    def scores(self, table: pd.DataFrame) -> Scores:
+        """All measures of the predictions for a table with the target."""
+        return scores(self.predict(table), self.values(table), self.target, self.baseline)
 
     @property
     def choices(self) -> dict[str, str]:
@@ -99,14 +95,14 @@ class TableModel(Fitted):
         assert self.model.history is not None
         return self.model.history
 
+    @property
+    def rows(self) -> float:
+        """How many each network has learned from."""
+        return 0.0 if self.estimator is None else self.estimator.n_seen_
+
     def audit(self, table: pd.DataFrame) -> Audit:
         """`vp.audit` on rows with the target; its log-likelihoods are those of the standardised target."""
         return self.model.audit(table, self.truth(table))
-
-    def with_target(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a table, or of a part of one, that have the target."""
-        task = Task.regression if self.target.classes is None else Task.classification
-        return with_target(table, self.target.names, task)
 
     def stream(self, path: str | Path, ids: Sequence[str] = (), level: float = 0.9) -> Iterator[pd.DataFrame]:
         """The predictions for a file of any length, chunk by chunk, as columns.
@@ -120,16 +116,17 @@ class TableModel(Fitted):
             yield pd.concat([pd.DataFrame(kept), columns], axis=1)
 
     def updated(self, parts: Iterable[pd.DataFrame], **options: Any) -> TableModel:
-        """The model after it has learned the parts of a table with the target too; this one stays as it is.
+        """The model after it has learned the rows of a table with the target too; this one stays as it is.
 
+        :param parts: of the table, in their order.
         :param options: of the estimator, for this time.
         """
         if self.estimator is None or self.baseline is None:
             raise TableError("a model of varprop 0.1 cannot learn more; fit it anew.")
         estimator = deepcopy(self.estimator).set_params(**options)
-        for part in parts:
+        for part in filter(len, map(self.target.complete, parts)):
             y = self.truth(part)
-            _check_sizes(part, self.target, y)
+            _check_sizes(part.index.to_numpy(), self.target, y)
             estimator._train(self.encoder.transform(part), y, None, new=False, once=True)
         estimator.set_params(**{name: getattr(self.estimator, name) for name in options})
         return self._of(estimator, self.encoder, self.target, self.baseline)
@@ -230,6 +227,7 @@ def train(
     table: pd.DataFrame,
     column: TargetColumn,
     *,
+    whole: LongTable | None = None,
     keep: Sequence[str] = (),
     balanced: bool = False,
     say: Callable[[str], None] = lambda note: None,
@@ -237,27 +235,36 @@ def train(
 ) -> TableModel:
     """Fit an encoder and an estimator, made with `options`, to a table.
 
+    :param whole: what to train on, if the table is a sample of it.
     :param keep: columns to use even if they seem to be identifiers or free text.
     :param balanced: let every class count the same.
     :param say: told what was recognised and left out, before training begins.
     """
     if len(table) < FEWEST:
         raise TableError(f"{len(table)} rows with a target are too few to learn from; give {FEWEST} or more.")
-    y = column.values(table)
-    _check_sizes(table, column, y)
     encoder = Encoder.fit(table.drop(columns=list(column.names)), keep)
     for note in encoder.notes:
         say(f"{note}.")
+    if whole is None:
+        X, y, index = encoder.transform(table), column.values(table), table.index.to_numpy()
+    else:
+        X, y, index = whole.encoded(encoder, column)
+    _check_sizes(index, column, y)
     estimator = (BayesianMLPRegressor if column.classes is None else BayesianMLPClassifier)(**options)
     if isinstance(estimator, BayesianMLPClassifier):
         estimator.classes_ = np.array(column.classes, dtype=object)
     weight = compute_sample_weight("balanced", y) if balanced and column.classes is not None else None
     # The features are scaled in double precision, but the network needs only single precision.
-    estimator._train(encoder.transform(table), y, weight, new=True, dtype=torch.float32)
-    return TableModel._of(estimator, encoder, column, Baseline.fit(column, y))
+    estimator._train(X, y, weight, new=True, dtype=torch.float32)
+    baseline = Baseline.fit(column, y)
+    model = TableModel._of(estimator, encoder, column, baseline)
+    if (p := getattr(estimator, "oof_", None)) is None:
+        return model
+    values = model.model.target.values(y[estimator.oof_rows_])
+    return replace(model, out_of_fold=scores(p, values, column, baseline))
 
 
-def _check_sizes(table: pd.DataFrame, column: TargetColumn, y: np.ndarray) -> None:
+def _check_sizes(index: np.ndarray, column: TargetColumn, y: np.ndarray) -> None:
     """Refuse a target so far from the others that nothing else could be told apart."""
     if column.classes is not None:
         return
@@ -267,7 +274,7 @@ def _check_sizes(table: pd.DataFrame, column: TargetColumn, y: np.ndarray) -> No
         if distance.max() > FARTHEST * typical:
             i = int(distance.argmax())
             raise TableError(
-                f"column {name!r}, the target, has {values[i]:g} in row {table.index[i]}, "
+                f"column {name!r}, the target, has {values[i]:g} in row {index[i]}, "
                 f"{distance[i] / typical:.0e} times the usual distance from the median; correct or remove "
                 "the row."
             )

@@ -57,15 +57,20 @@ class TargetColumn:
             columns = [_complete(table[name], numbers(table[name])) for name in self.names]
             return columns[0] if len(columns) == 1 else np.column_stack(columns)
         column = table[self.names[0]]
-        names = labels(column)
-        unknown = ~names.isin(self.classes).to_numpy()
-        if unknown.any():
-            i = int(unknown.argmax())
+        places = pd.Index(self.classes).get_indexer(pd.Index(labels(column)))
+        if (places < 0).any():
+            i = int((places < 0).argmax())
             raise TableError(
                 f"column {self.name!r} has {str(column.iloc[i])!r} in row {column.index[i]}, "
                 f"a class that the model was not trained with; it knows {listed(self.classes)}."
             )
-        return names.to_numpy()
+        return np.array(self.classes, dtype=object)[places]
+
+    def complete(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a table, or of a part of one, that have the target."""
+        return with_target(
+            table, self.names, Task.regression if self.classes is None else Task.classification
+        )
 
     def to_json(self) -> dict[str, object]:
         return {"names": list(self.names), "classes": self.classes}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from numbers import Real
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -14,6 +14,44 @@ Batch: TypeAlias = Sequence[Tensor]
 """Tensors (x, y) or (x, y, weight) with a row for each data point."""
 Data: TypeAlias = Batch | Dataset[Batch] | DataLoader[Batch]
 """Tensors (x, y) or (x, y, weight); a dataset of such rows; or a loader of such batches."""
+
+
+class Chosen:
+    """values[rows], taken where they are needed: rows that replicas choose from values that they share.
+
+    >>> chosen = Chosen(torch.tensor([10.0, 20.0, 30.0]), torch.tensor([[0, 1], [1, 2]]))
+    >>> chosen.shape, chosen[torch.tensor([[0], [1]]), torch.tensor([[1], [0]])].tolist()
+    (torch.Size([2, 2]), [[20.0], [20.0]])
+    """
+
+    def __init__(self, values: Tensor, rows: Tensor) -> None:
+        self.values, self.rows = values, rows
+        self.shape = rows.shape + values.shape[1:]
+        self.device = values.device
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, at: slice) -> Chosen: ...
+
+    @overload
+    def __getitem__(self, at: tuple[Tensor, Tensor]) -> Tensor: ...
+
+    def __getitem__(self, at: slice | tuple[Tensor, Tensor]) -> Chosen | Tensor:
+        """The values at places of replicas and rows, or all rows of some of the replicas."""
+        rows = self.rows[at]
+        return Chosen(self.values, rows) if isinstance(at, slice) else self.values[rows]
+
+    def split(self, size: int, dim: int) -> Iterator[Tensor]:
+        return (self.values[rows] for rows in self.rows.split(size, dim))
+
+
+Stacked: TypeAlias = Sequence[Tensor | Chosen]
+"""The same as `Batch` for several replicas, which are the first dimension."""
 
 
 def split(data: Data, validation: float | Data, seed: int) -> tuple[Data, Data | None]:
@@ -65,11 +103,11 @@ def _is_weighted(data: Data) -> bool:
     return len(data) > 2
 
 
-def check_data(caller: str, name: str, data: Data, dims: int = 1) -> None:
+def check_data(caller: str, name: str, data: Data | Stacked, dims: int = 1) -> None:
     """Refuse what is neither tensors of the same first dimensions, nor a dataset, nor a loader."""
     if isinstance(data, Dataset | DataLoader):
         return
-    if not isinstance(data, Sequence) or not all(isinstance(t, Tensor) for t in data):
+    if not isinstance(data, Sequence) or not all(isinstance(t, Tensor | Chosen) for t in data):
         got = type(data).__name__
         if isinstance(data, Sequence) and not isinstance(data, str):
             got += f" of {', '.join(type(t).__name__ for t in data)}"
@@ -86,7 +124,8 @@ def check_data(caller: str, name: str, data: Data, dims: int = 1) -> None:
         raise ValueError(f"{caller}: {name} has shapes {shapes}; the first {first} must be the same.")
     if 0 in data[0].shape[:dims]:
         raise ValueError(f"{caller}: {name} has no rows.")
-    if len(data) == 3 and not bool((data[2] >= 0).all() and (data[2].sum(-1) > 0).all()):
+    weight = data[2] if len(data) == 3 else None
+    if isinstance(weight, Tensor) and not bool((weight >= 0).all() and (weight.sum(-1) > 0).all()):
         raise ValueError(f"{caller}: the weights of {name} must be zero or more, and not all zero.")
 
 

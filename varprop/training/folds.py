@@ -15,8 +15,13 @@ from torch import Tensor, nn
 from ..laplace import RANK, Laplace
 from ..objectives import ELBO
 from ..predictive import Predictive, Regression, concatenate, mixture, reordered
+from ..settings import LONG
 from . import groups
+from .batches import Chosen
 from .epochs import predict
+
+PART = 65_536
+"""Rows of a long table that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,18 @@ class Folds:
     part: Tensor
     """Of each row."""
     count: int
+    judges: Tensor
+    """The rows that judge the members: all, or of a long table some that are drawn at random."""
 
     @classmethod
     def draw(cls, x: Tensor, y: Tensor, count: int, seed: int) -> Folds:
-        """Parts that share the range of the targets evenly; equal rows are in the same part."""
+        """Parts that share the range of the targets evenly, or at random if there are very many rows; equal
+        rows are in the same part.
+        """
+        if len(x) > LONG:
+            generator = torch.Generator().manual_seed(seed)
+            judges = torch.randperm(len(x), generator=generator)[:LONG].sort().values
+            return cls(_random_numbers(x, y, generator) % count, count, judges)
         rows = torch.cat([x.double(), y.double().view(len(y), -1)], 1)
         different, group = torch.unique(rows, dim=0, return_inverse=True)
         generator = torch.Generator().manual_seed(seed)
@@ -44,7 +57,7 @@ class Folds:
         turns = torch.randint(count, (len(order),), generator=generator)[blocks]
         part = torch.empty_like(order)
         part[order] = (torch.arange(len(order)) + turns) % count
-        return cls(part[group], count)
+        return cls(part[group], count, torch.arange(len(x)))
 
     def held_out(self, members: int) -> Tensor:
         """Whether a member is trained without a row: a matrix with a line for each member."""
@@ -58,8 +71,10 @@ class Folds:
         :param weight: of each row.
         """
         held_out = self.held_out(len(members))
-        train, validation = (_rows(chosen, x, y, weight) for chosen in (~held_out, held_out))
+        train = _chosen(~held_out, x, y, weight)
         train[2].div_(train[2].mean(1, keepdim=True))
+        judges = self.judges
+        validation = _chosen(held_out[:, judges], x, y, weight, judges)
         return groups.fit(members, *train, validation=validation, **options)
 
     def correlate(self, members: Sequence[ELBO], gain: float, x: Tensor, weight: Tensor) -> None:
@@ -76,21 +91,42 @@ class Folds:
             member.covariance = Laplace.fit(member.net, gain, x[rows], p.aleatoric, weight[rows].to(x), rank)
 
     def predict(self, members: Sequence[ELBO], x: Tensor) -> Predictive:
-        """Of each row by the members that have not seen it."""
-        parts = []
+        """Of each row that judges, by the members that have not seen it."""
+        parts, part = [], self.part[self.judges]
         for k in range(self.count):
-            rows = x[self.part == k]
+            rows = x[self.judges[part == k]]
             if len(rows):
                 predictions = [predict(member, rows) for member in members[k :: self.count]]
                 parts.append(predictions[0] if len(predictions) == 1 else mixture(predictions))
         # The rows of part 0 come first; the inverse of their order takes all of them back.
-        return reordered(concatenate(parts), self.part.argsort(stable=True).argsort())
+        return reordered(concatenate(parts), part.argsort(stable=True).argsort())
 
 
-def _rows(chosen: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The chosen rows of each member; where others have more, rows without weight fill it up."""
-    order = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, : int(chosen.sum(1).max())]
-    return x[order], y[order], torch.where(chosen.gather(1, order), weight[order], 0.0).to(x.dtype)
+def _chosen(
+    chosen: Tensor, x: Tensor, y: Tensor, weight: Tensor, among: Tensor | None = None
+) -> tuple[Chosen, Chosen, Tensor]:
+    """The chosen rows of each member; where others have more, rows without weight fill it up.
+
+    :param among: the rows that there were to choose from; all by default.
+    """
+    most = int(chosen.sum(1).max())
+    places = torch.stack([torch.cat([own.nonzero(), (~own).nonzero()])[:most, 0].int() for own in chosen])
+    rows = places if among is None else among.int()[places]
+    weights = [
+        torch.where(own[at], weight[row], 0.0) for own, at, row in zip(chosen, places, rows, strict=True)
+    ]
+    return Chosen(x, rows), Chosen(y, rows), torch.stack(weights).to(x.dtype)
+
+
+def _random_numbers(x: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """A number for each row, drawn at random, but the same for equal rows (multiply-shift hashing)."""
+    width = x.shape[1] + y[:1].numel()
+    *factors, last = (torch.randint(2**62, (width + 1,), generator=generator) * 2 + 1).unbind()
+    numbers = []
+    for part, targets in zip(x.split(PART), y.split(PART), strict=True):
+        bits = torch.cat([part.double(), targets.double().view(len(part), -1)], 1).view(torch.int64)
+        numbers.append((((bits * torch.stack(factors)).sum(1) * last) >> 33).abs())
+    return torch.cat(numbers)
 
 
 def best_factor(score: Callable[[float], float]) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..objectives import ELBO
 from . import replicas
-from .batches import Batch
+from .batches import Chosen, Stacked
 from .processes import engine, start
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 def fit(
     members: Sequence[ELBO],
-    x: Tensor,
-    y: Tensor,
+    x: Tensor | Chosen,
+    y: Tensor | Chosen,
     weight: Tensor,
     *,
     devices: int = 1,
     seeds: Sequence[int],
-    validation: Batch | None = None,
+    validation: Stacked | None = None,
     **options: Any,
 ) -> pd.DataFrame:
     """`replicas.fit` by several processes of the CPU, each with some of the members.
@@ -62,8 +62,8 @@ class _Group:
     """Members with their data, which have the members in their first dimension."""
 
     members: list[ELBO]
-    data: Batch
-    validation: Batch | None
+    data: Stacked
+    validation: Stacked | None
     seeds: list[int]
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ from torch.optim import Adam, Optimizer
 
 from ..objectives import ELBO
 from .alike import check_members
-from .batches import Batch, check_data, split_rows, wrong_size
+from .batches import Batch, Chosen, Stacked, check_data, split_rows, wrong_size
 from .divergence import Kept, diverged
 from .epochs import (
     Best,
@@ -45,9 +45,9 @@ ROWS = 4096
 
 def fit(
     members: Sequence[ELBO],
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor | None = None,
+    x: Tensor | Chosen,
+    y: Tensor | Chosen,
+    weight: Tensor | Chosen | None = None,
     *,
     epochs: int = 100,
     lr: float = 0.01,
@@ -57,7 +57,7 @@ def fit(
     schedule: Literal["cosine"] | None = None,
     kl_warmup: int = 0,
     noise: Noise = "running",
-    validation: float | Batch = 0.0,
+    validation: float | Stacked = 0.0,
     patience: int | None = None,
     seeds: Sequence[int] | None = None,
     compile: bool = False,
@@ -143,7 +143,10 @@ def fit(
     )
     best = Best(patience, (len(members),))
     history: list[Record] = []
-    with torch.random.fork_rng([x.device] if x.is_cuda else []), Bar(progress, epochs, 0) as bar:
+    with (
+        torch.random.fork_rng([x.device] if x.device.type == "cuda" else []),
+        Bar(progress, epochs, 0) as bar,
+    ):
         for epoch in range(epochs):
             running = (~best.stopped(epoch)).tolist()
             kept = Kept(stack.state)
@@ -174,7 +177,7 @@ class _Trainer:
     def __init__(
         self,
         stack: Stack,
-        data: Batch,
+        data: Stacked,
         seeds: Sequence[int],
         epochs: int,
         lr: float,
@@ -241,7 +244,7 @@ class _Trainer:
             elbo = self.stack.bound[r].objective
             raise diverged(f"replicas.fit: the loss of replica {r}", epoch, i, elbo, [t[r] for t in batch])
 
-    def validate(self, held_out: Batch) -> Tensor:
+    def validate(self, held_out: Stacked) -> Tensor:
         """Mean predictive log-likelihood of each replica's held-out rows."""
         totals = [self.stack.map(log_likelihood, *part) for part in _parts(held_out)]
         log_prob, weight = torch.stack(totals).sum(0).unbind(1)
@@ -251,7 +254,9 @@ class _Trainer:
         """The rows of each replica in the order in which `fit` takes them."""
         n = self.data[0].shape[1]
         generators = [torch.Generator().manual_seed(epoch_seed(seed, epoch)) for seed in self.seeds]
-        order = torch.stack([torch.randperm(n, generator=generator) for generator in generators])
+        order = torch.stack(
+            [torch.randperm(n, generator=generator, dtype=torch.int32) for generator in generators]
+        )
         return order.to(self.data[0].device)
 
     def _kl_weights(self, value: float) -> Tensor:
@@ -273,11 +278,13 @@ def _update(elbo: ELBO, statistic: Tensor) -> Tensor:
     return statistic
 
 
-def _parts(data: Batch) -> Iterator[Sequence[Tensor]]:
+def _parts(data: Stacked) -> Iterator[Sequence[Tensor]]:
     return zip(*(t.split(ROWS, dim=1) for t in data), strict=True)
 
 
-def _split(data: Batch, validation: float | Batch, seeds: Sequence[int]) -> tuple[Batch, Batch | None]:
+def _split(
+    data: Stacked, validation: float | Stacked, seeds: Sequence[int]
+) -> tuple[Stacked, Stacked | None]:
     """Training data, and the data to validate on: rows held out of `data`, or data given for it."""
     if not isinstance(validation, float | Real):
         _check_shapes("validation", validation, len(seeds))
@@ -290,7 +297,7 @@ def _split(data: Batch, validation: float | Batch, seeds: Sequence[int]) -> tupl
     return [t[replicas, train] for t in data], [t[replicas, held_out] for t in data]
 
 
-def _check_shapes(name: str, data: Batch, replicas: int) -> None:
+def _check_shapes(name: str, data: Stacked, replicas: int) -> None:
     check_data("replicas.fit", name, data, dims=2)
     if len(data[0]) != replicas:
         raise ValueError(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..io.storage import scratch
 from ..model import Model
-from .folds import Folds
+from ..settings import LONG
+from .folds import PART, Folds
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,24 @@ class Scaled:
 
     @classmethod
     def by(cls, model: Model, rows: Rows, folds: int, seed: int) -> Scaled:
-        x, t = model.inputs(rows.X), model.targets(rows.y)
+        x, t = _inputs(model, rows.X), model.targets(rows.y)
         parts = None if folds == 1 else Folds.draw(x, t, folds, seed)
         return cls(x, t, model.target.values(rows.y), torch.from_numpy(rows.weight), parts)
 
     @property
     def total(self) -> float:
         return float(self.weight.sum())
+
+
+def _inputs(model: Model, X: np.ndarray) -> Tensor:
+    """Features in the units of the networks; those of a long table are in a file, not in memory."""
+    if len(X) <= LONG:
+        return model.inputs(X)
+    parts = (model.inputs(X[i : i + PART]) for i in range(0, len(X), PART))
+    first = next(parts)
+    x = torch.from_numpy(scratch((len(X), *first.shape[1:]), first.numpy().dtype))
+    seen = 0
+    for part in chain([first], parts):
+        x[seen : seen + len(part)] = part
+        seen += len(part)
+    return x

@@ -1,0 +1,5 @@
+"""`python -m varprop` is the command `varprop`."""
+
+from .cli import main
+
+main()
