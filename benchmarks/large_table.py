@@ -1,6 +1,6 @@
 """Does a longer table need more memory? `python -m benchmarks.large_table`.
 
-The commands fit, predict and report read made-up tables of 20 columns and growing length, each in its own
+The commands fit, report and predict read made-up tables of 20 columns and growing length, each in its own
 process. Its largest memory is noted, with and without the pages of files, which the system takes back when it
 needs them. Results are in benchmarks/results/large_table.json.
 """
@@ -76,8 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found[str(rows)] = here
             for command in (
                 ("fit", table, "--target", "y", "--out", model, *epochs),
-                ("predict", model, table, "--out", folder / "predictions.csv"),
                 ("report", model, table, "--out", folder / "report.html"),
+                ("predict", model, table, "--out", folder / "predictions.csv"),
             ):
                 here[str(command[0])] = run(*command)
                 print(f"{rows:,} rows, {command[0]}: {here[str(command[0])]}", flush=True)

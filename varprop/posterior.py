@@ -178,7 +178,9 @@ def _check_layer(name: str, layer: nn.Module, posterior: Form) -> None:
 
 def _randomise(layer: Layer, logvar: float, posterior: Form, init: str | None, biases: bool) -> None:
     def add(name: str, like: Tensor, shape: Sequence[int], centre: float) -> None:
-        layer.register_parameter(name, nn.Parameter(like.new_empty(shape).normal_(centre, 1e-3)))
+        value = like.new_empty(shape)
+        # To fill a tensor without content, torch would load its compiler, which takes two seconds.
+        layer.register_parameter(name, nn.Parameter(value if value.is_meta else value.normal_(centre, 1e-3)))
 
     names = [*_weight_names(layer), *(_bias_names(layer) if biases else ())]
     if isinstance(layer, _AFFINE):
