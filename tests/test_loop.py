@@ -1,5 +1,6 @@
 """The training loop: what it returns, what it repeats bit for bit, what it refuses."""
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import varprop as vp
 from varprop.training import batches, checkpoints
+from varprop.training.epochs import epoch_seed
 
 N = 50
 torch.manual_seed(7)
@@ -111,6 +113,17 @@ def test_every_row_is_seen_once_an_epoch() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- randomness
+
+
+def test_all_bits_of_a_seed_count() -> None:
+    """A generator of the CPU takes 32 bits of its seed only."""
+    pairs = itertools.product((0, 1, 4096, 2**32, 2**40, -1), (0, 1, 2**12))
+    drawn = {torch.randint(2**60, (), generator=_seeded(*pair)).item() for pair in pairs}
+    assert len(drawn) == 18
+
+
+def _seeded(seed: int, epoch: int) -> torch.Generator:
+    return torch.Generator().manual_seed(epoch_seed(seed, epoch))
 
 
 @pytest.mark.parametrize("method", [vp.VBP, vp.LOCAL_REPARAM], ids=lambda method: method.name)

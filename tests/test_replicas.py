@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.posterior import Posterior
+from varprop.training.epochs import epoch_seed
 
 N, BATCH, EPOCHS = 21, 8, 4
 
@@ -71,7 +72,7 @@ def train_alone(elbo: vp.ELBO, x: Tensor, y: Tensor, seed: int, cosine: bool, wa
         optimiser, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)) if cosine else 1.0
     )
     for epoch in range(EPOCHS):
-        generator.manual_seed(seed * 2**20 + epoch)
+        generator.manual_seed(epoch_seed(seed, epoch))
         statistic = torch.zeros((), dtype=x.dtype)
         for batch in torch.randperm(N, generator=generator).split(BATCH):
             terms = elbo.terms(x[batch], y[batch])

@@ -12,6 +12,7 @@ from dataclasses import replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -180,8 +181,11 @@ def kl_weight(epoch: int, kl_warmup: int) -> float:
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """Each epoch has its own seed, so that a resumed run draws what the uninterrupted one does."""
-    return seed * 2**20 + epoch
+    """Each epoch has its own seed, so that a resumed run draws what the uninterrupted one does.
+
+    All bits of both numbers are mixed into 32, because a generator of the CPU uses no more of a seed.
+    """
+    return int(np.random.SeedSequence(seed % 2**64, spawn_key=(epoch,)).generate_state(1)[0])
 
 
 def check_options(
