@@ -579,6 +579,18 @@ def test_bfloat16_keeps_the_variance(method: vp.Method) -> None:
 # ---------------------------------------------------------------------------------------------------- summary
 
 
+def test_the_summary_tells_where_the_errors_of_hard_gates_add_up() -> None:
+    torch.manual_seed(0)
+    hidden = [part for _ in range(32) for part in (nn.Linear(32, 32), nn.ReLU())]
+    net, x = vp.variational(nn.Sequential(*hidden), init="he", logvar=-7.0), torch.randn(5, 32)
+    told = vp.summary(net, vp.VBP, x)
+    ratio = vp.VBP(net, x).var.mean() / vp.DVI(net, x).var.mean()
+    assert told.beyond == pytest.approx(ratio.item())
+    assert f"is {told.beyond:.3g} times that of DVI" in str(told)
+    assert vp.summary(net, vp.DVI, x).beyond is None
+    assert "times that of DVI" not in str(vp.summary(net[:2], vp.VBP, x))
+
+
 def test_the_summary_lists_operations_rules_parameters_cost_and_variance() -> None:
     net, x = small_resnet()
     table = vp.summary(net, VBP, x)

@@ -29,10 +29,10 @@ def variance_shares(elbo: ELBO, x: Tensor) -> dict[str, float]:
     ['0', '2']
     """
     inputs: Value = (x,), {}
-    total = _variance(elbo.method, elbo.net, inputs)
+    total = output_variance(elbo.method, elbo.net, inputs)
     layers = _random_layers(elbo.net)
     alone = {name: _deterministic(elbo.net, {*layers} - {name}) for name in layers}
-    shares = {name: _variance(elbo.method, net, inputs) for name, net in alone.items()}
+    shares = {name: output_variance(elbo.method, net, inputs) for name, net in alone.items()}
     return {name: var / total for name, var in shares.items()} if total > 0 else {}
 
 
@@ -45,8 +45,10 @@ def variance_losses(method: Method, net: nn.Module, *x: Value, **options: Value)
     ['0', '2']
     """
     inputs = x, options
-    total = _variance(method, net, inputs)
-    left = {name: _variance(method, _deterministic(net, {name}), inputs) for name in _random_layers(net)}
+    total = output_variance(method, net, inputs)
+    left = {
+        name: output_variance(method, _deterministic(net, {name}), inputs) for name in _random_layers(net)
+    }
     return {name: 1 - var / total for name, var in left.items()} if total > 0 else {}
 
 
@@ -66,7 +68,7 @@ def _deterministic(net: nn.Module, layers: set[str]) -> nn.Module:
     return net
 
 
-def _variance(method: Method, net: nn.Module, inputs: Value, samples: int = 64) -> float:
+def output_variance(method: Method, net: nn.Module, inputs: Value, samples: int = 64) -> float:
     """Variance of the output, averaged over data and outputs; by Monte Carlo if the method samples."""
     x, options = inputs
     if method.samples:

@@ -16,11 +16,14 @@ from ..gaussian import Gaussian
 from ..graph.residual import covariance
 from ..graph.steps import Place, Ref
 from ..graph.walk import graph_for, walk
-from ..methods.base import Call, Kind, Method, Value, is_random_value, row
+from ..methods import DVI
+from ..methods.base import Call, Kind, Method, NoRuleError, Value, is_random_value, row
 from ..posterior import posteriors
-from .attribution import variance_losses
+from .attribution import output_variance, variance_losses
 
 INDEPENDENT = Kind("independent")
+FAR_BEYOND = 3.0
+"""A variance so many times that of DVI is told."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,20 @@ class Summary:
     operations: Sequence[Operation]
     way: str = "traced"
     """How the graph was taken: "traced" by torch.fx, or "recorded" for these shapes."""
+    beyond: float | None = None
+    """The variance of the output over that of DVI, where both have one. What the hard gates of VBP shut out
+    has a mean too, and the errors add up in some deep networks."""
 
     @property
     def independent(self) -> list[Operation]:
         """Operations whose operands are correlated but assumed independent."""
         return [operation for operation in self.operations if operation.kind == INDEPENDENT]
+
+    @property
+    def _caption(self) -> str | None:
+        if self.beyond is None or self.beyond < FAR_BEYOND:
+            return None
+        return f"The variance of the output is {self.beyond:.3g} times that of DVI; use DVI for this network."
 
     def __rich__(self) -> Table:
         table = Table(
@@ -61,6 +73,8 @@ class Summary:
             title_justify="left",
             box=None,
             pad_edge=False,
+            caption=self._caption,
+            caption_justify="left",
         )
         for name in ("where", "operation", "rule"):
             table.add_column(name, no_wrap=True)
@@ -115,7 +129,18 @@ def summary(net: nn.Module, method: Method, *x: Value, **options: Value) -> Summ
             for line in recorder.rows
         ],
         graph_for(method, net, x, options).way,
+        _beyond(method, net, (x, options)),
     )
+
+
+def _beyond(method: Method, net: nn.Module, inputs: Value) -> float | None:
+    if method.samples or method.deterministic or method is DVI:
+        return None
+    try:
+        usual = output_variance(DVI, net, inputs)
+    except NoRuleError:
+        return None
+    return output_variance(method, net, inputs) / usual if usual else None
 
 
 class _Recorder:
