@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import varprop as vp
-from varprop.methods.slopes import bias_slope, weight_slope
+from varprop.methods.slopes import bias_slopes, weight_slopes
 
 from .sampling import difference, draws
 
@@ -402,7 +402,9 @@ def test_a_deterministic_network_is_an_error():
 def test_slopes_by_weights_are_those_of_autograd(layer: nn.Module, shape: tuple[int, ...]) -> None:
     layer, x = layer.double(), torch.randn(shape).double()
     f = layer(x)
-    slope = torch.randn_like(f)
-    of_weight, of_bias = torch.autograd.grad((f * slope).sum(), [layer.weight, layer.bias])
-    torch.testing.assert_close(weight_slope(layer, x, slope), of_weight)
-    torch.testing.assert_close(bias_slope(layer, slope), of_bias)
+    slopes = torch.randn(3, *f.shape).double()
+    parameters = [layer.weight, layer.bias]
+    found = [torch.autograd.grad((f * slope).sum(), parameters, retain_graph=True) for slope in slopes]
+    of_weight, of_bias = map(torch.stack, zip(*found, strict=True))
+    torch.testing.assert_close(weight_slopes(layer, x, slopes), of_weight)
+    torch.testing.assert_close(bias_slopes(layer, slopes), of_bias)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 
 import torch
@@ -71,7 +70,8 @@ def correlated(
     def one(example: Value) -> tuple[Tensor, Tensor]:
         linear = network.at(example, network.factors(example))
         rows = _rows(outputs, linear.mean.flatten())
-        var = vmap(linear.variance, chunk_size=max(1, ENTRIES // network.size))(rows)
+        at_once = max(1, ENTRIES // network.size)
+        var = torch.cat([linear.variances(part) for part in rows.split(at_once)])
         if outputs is None:
             return linear.mean, var.view(linear.mean.shape)
         return rows @ linear.mean.flatten(), var
@@ -104,17 +104,22 @@ class _Linear:
     """Variances of the weights that are followed by autograd."""
     sources: list[list[Source]]
 
-    def variance(self, output: Tensor, average: int | None = None) -> Tensor:
-        """Of a weighted sum of the outputs or, with its number, of an average inside the network."""
-        sums = [torch.zeros_like(t) for t in (self.mean, *(y.mean for y in self.averages))]
+    def variances(self, rows: Tensor, average: int | None = None) -> Tensor:
+        """Of weighted sums of the outputs, a row for each, or of an average inside the network."""
+        means = [self.mean, *(y.mean for y in self.averages)]
         place = 0 if average is None else average + 1
-        sums[place] = output.view_as(sums[place])
-        of_weights, of_shifts = self.gradients(sums)
+
+        def gradients(row: Tensor) -> Value:
+            sums = [torch.zeros_like(t) for t in means]
+            sums[place] = row.view_as(means[place])
+            return self.gradients(sums)
+
+        of_weights, of_shifts = vmap(gradients)(rows)
         slopes = [*of_weights.values()]
-        slopes += [sum(s.slope(of_shifts[s.shift]) for s in same) for same in self.sources]
+        slopes += [sum(s.slopes(of_shifts[s.shift]) for s in same) for same in self.sources]
         variances = [*self.weights, *(same[0].var for same in self.sources)]
-        parts = [slope.flatten().square() @ v.flatten() for slope, v in zip(slopes, variances, strict=True)]
-        return torch.stack(parts).sum()
+        parts = [slope.flatten(1).square() @ v.flatten() for slope, v in zip(slopes, variances, strict=True)]
+        return torch.stack(parts).sum(0)
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ class _Network:
         linear = self.at(example, None)
         found = []
         for i, (y, signs) in enumerate(zip(linear.averages, self.signs, strict=True)):
-            var = vmap(partial(linear.variance, average=i))(signs).mean()
+            var = linear.variances(signs, average=i).mean()
             independent = y.var.sum()
             found.append(
                 torch.where(independent > 0, var / torch.where(independent > 0, independent, 1.0), 1.0)

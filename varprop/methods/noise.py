@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from ..gaussian import Gaussian, mean_of, sqrt
+from ..moments import per_channel
 from ..posterior import is_random, posteriors
 from .base import Call, Value
-from .slopes import bias_slope, weight_slope
+from .slopes import bias_slopes, weight_slopes
 
 TOGETHER = 0.5
 """Correlation of the deviations of one feature at two positions that share weights: midway between 0 and 1
@@ -41,11 +42,13 @@ class Source:
     x: Tensor | None = None
     """What the weights are multiplied by; None for a bias."""
 
-    def slope(self, shift: Tensor) -> Tensor:
-        """The gradient of an output by this source, from that by the shift."""
+    def slopes(self, shifts: Tensor) -> Tensor:
+        """The gradients of several outputs by this source, from those by the shift."""
         if self.layer is None:
-            return shift
-        return bias_slope(self.layer, shift) if self.x is None else weight_slope(self.layer, self.x, shift)
+            return shifts
+        return (
+            bias_slopes(self.layer, shifts) if self.x is None else weight_slopes(self.layer, self.x, shifts)
+        )
 
 
 def _source(facts: tuple[int, nn.Module | None, str], var: Tensor, x: Tensor | None = None) -> Source:
@@ -186,5 +189,9 @@ def of_weights(noise: Noise, call: Call) -> Value:
 
 def _apart(call: Call) -> Tensor:
     """The variance of the weights' deviations times the input's, if positions were independent."""
-    x: Gaussian = call.x
-    return call.again(x.std).var - call.again(torch.zeros_like(x.mean)).var
+    x, layer = call.x, call.module
+    var: Tensor = call.again(x.std).var
+    if hasattr(layer, "scales"):
+        return var - call.again(torch.zeros_like(x.mean)).var
+    q = dict(posteriors(layer))
+    return var - per_channel(q["bias"].var, q["weight"].mean) if "bias" in q else var

@@ -1,6 +1,6 @@
-"""The gradient of an output by the weights of a linear layer, from that by the layer's output.
+"""The gradients of several outputs by the weights of a linear layer, from those by the layer's output.
 
-Under `vmap` it is a matrix product for each example, where autograd would take a convolution in groups.
+They are one matrix product for each example, where autograd under `vmap` would take a convolution in groups.
 """
 
 from __future__ import annotations
@@ -12,28 +12,33 @@ from torch.nn import functional as F
 from ..posterior import Layer
 
 
-def weight_slope(layer: Layer, x: Tensor, slope: Tensor) -> Tensor:
-    """Σ_p g_op x_ip over all positions p, shaped like the layer's weight.
+def weight_slopes(layer: Layer, x: Tensor, slopes: Tensor) -> Tensor:
+    """Σ_p g_kop x_ip over all positions p: for each output k, shaped like the layer's weight.
 
-    :param slope: the gradient g by the layer's output.
+    :param slopes: the gradients g by the layer's output, the outputs k in the first dimension.
 
     >>> layer = nn.Conv1d(2, 3, 2)
     >>> f = layer(x := torch.randn(1, 2, 5))
     >>> (g,) = torch.autograd.grad(f.square().sum(), layer.weight)
-    >>> torch.allclose(weight_slope(layer, x, 2 * f), g, atol=1e-5)
+    >>> torch.allclose(weight_slopes(layer, x, 2 * f[None])[0], g, atol=1e-5)
     True
     """
     if isinstance(layer, nn.Linear):
-        return slope.flatten(0, -2).mT @ x.flatten(0, -2)
-    near, far = (slope, x) if layer.transposed else (x, slope)
-    patches, far = _patches(layer, near), _grouped(layer, far).flatten(3)
-    return torch.einsum("ngop,ngip->goi", far, patches).reshape(layer.weight.shape)
+        return torch.einsum("kpo,pi->koi", slopes.flatten(1, -2), x.flatten(0, -2))
+    several, together = slopes.shape[:2], slopes.flatten(0, 1)
+    if layer.transposed:
+        far, patches = _grouped(layer, x).flatten(3), _patches(layer, together).unflatten(0, several)
+        found = torch.einsum("ngop,kngip->kgoi", far, patches)
+    else:
+        far, patches = _grouped(layer, together).flatten(3).unflatten(0, several), _patches(layer, x)
+        found = torch.einsum("kngop,ngip->kgoi", far, patches)
+    return found.reshape(-1, *layer.weight.shape)
 
 
-def bias_slope(layer: Layer, slope: Tensor) -> Tensor:
-    """Σ_p g_op over all positions p."""
-    channel = -1 if isinstance(layer, nn.Linear) else 1
-    return slope.movedim(channel, -1).flatten(0, -2).sum(0)
+def bias_slopes(layer: Layer, slopes: Tensor) -> Tensor:
+    """Σ_p g_kop over all positions p."""
+    channel = -1 if isinstance(layer, nn.Linear) else 2
+    return slopes.movedim(channel, -1).flatten(1, -2).sum(1)
 
 
 def _grouped(layer: Layer, x: Tensor) -> Tensor:
