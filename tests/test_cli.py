@@ -10,17 +10,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import varprop as vp
-from varprop.cli import app
 from varprop.table.messages import TableWarning
 from varprop.table.model import TableModel, train
 from varprop.table.target import TargetColumn
 
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+from .shell import run
 
 
 def fails(*arguments: object, saying: str) -> None:

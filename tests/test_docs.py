@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_diabetes
 from torch import nn
-from typer.testing import CliRunner
 
 import varprop as vp
-from varprop.cli import app
+
+from .shell import run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -57,7 +57,7 @@ def test_shell_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for line in commands(page):
         _, command, *arguments = shlex.split(line, comments=True)
         quickly = ["--epochs", "2"] if command in ("fit", "update") else []
-        result = CliRunner().invoke(app, [command, *arguments, *quickly])
+        result = run(command, *arguments, *quickly)
         assert result.exit_code == 0, result.output
 
 

@@ -184,6 +184,30 @@ def moments(method: vp.Method, module: nn.Module, x: Gaussian) -> Results:
     return {"mean": y.mean, "var": y.var}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("mean", "var"),
+    [
+        # The largest weight is one but for 1e-18.
+        (
+            [[1, 6e4, 1, 6e4], [-3, 1, -3, 1], [-3, 1, -3, 1]],
+            [[0, 0, 0, 0], [1e4, 0, 1e4, 0], [1e4, 0, 1e4, 0]],
+        ),
+        # The variance of a value is one, and the summands of its formula are 1e18.
+        ([[300, 1, 1, 1], [1, 6e4, 1, 1], [6e4, 1, 1, 300]], [[1e4, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1e4]]),
+    ],
+    ids=["gradient", "value"],
+)
+def test_attention_to_a_single_position(
+    dtype: torch.dtype, mean: list[list[float]], var: list[list[float]]
+) -> None:
+    x = Gaussian(torch.tensor(mean, dtype=dtype), torch.tensor(var, dtype=dtype))
+    attention = partial(moments, vp.VBP, Of(FUNCTIONS["attention"]))
+    found = check(attention, attention, x)
+    truth = attention(x.map(Tensor.double))
+    torch.testing.assert_close(found["var"].double(), truth["var"], rtol=0.01, atol=0.0)
+
+
 @by_dtype
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("logvar", [-9.0, -3.5])

@@ -15,15 +15,14 @@ import pytest
 import torch
 from scipy import special
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import varprop as vp
-from varprop.cli import app
 from varprop.io.program import OUTPUTS
 from varprop.predictive import Predictive
 from varprop.table.messages import TableWarning
 from varprop.table.model import TableModel
 
+from . import shell
 from .networks import ResNet
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'varprop[onnx]'")
@@ -236,10 +235,6 @@ def houses(rows: int) -> pd.DataFrame:
     return table
 
 
-def command(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("export")
@@ -262,7 +257,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--out",
             place / target,
         ]
-        assert command("fit", place / "houses.csv", *options).exit_code == 0
+        assert shell.run("fit", place / "houses.csv", *options).exit_code == 0
     return place
 
 
@@ -281,7 +276,7 @@ def written(place: Path) -> dict[str, Path]:
     ]
     process = subprocess.run(words, capture_output=True, text=True, check=True)
     assert process.stderr == ""
-    done = command("export", place / "dear", "--out", files["dear"])
+    done = shell.run("export", place / "dear", "--out", files["dear"])
     assert done.exit_code == 0, done.output
     assert "mean, variance, epistemic, aleatoric" in process.stdout
     assert all("0 (missing), 1 Köln, 2 Ulm" in output for output in (process.stdout, done.stdout))
@@ -325,7 +320,7 @@ def test_what_cannot_be_exported_is_one_sentence(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*arguments: object, saying: str) -> None:
-        done = command("export", *arguments)
+        done = shell.run("export", *arguments)
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr.startswith("varprop: ")
         assert done.stderr.count("\n") == 1

@@ -209,6 +209,16 @@ def test_equal_values_get_no_variance_from_the_scores() -> None:
     assert weights.var.min() > 0
 
 
+def test_scores_without_variance_have_the_gradient_of_the_delta_method() -> None:
+    m, values = torch.randn(4, 6).double(), torch.randn(6, 3).double()
+    v = torch.zeros_like(m).requires_grad_()
+    out, weights = vp.moments.attend(Gaussian.of(m, v), values)
+    (gradient,) = torch.autograd.grad(out.var.sum(), v)
+    a, y = weights.mean.detach(), out.mean.detach()
+    expected = a.square() * (values - y.unsqueeze(1)).square().sum(-1)
+    torch.testing.assert_close(gradient, expected)
+
+
 MASKS = {
     "none": {},
     "causal": {"attn_mask": nn.Transformer.generate_square_subsequent_mask(5)},

@@ -126,8 +126,12 @@ def check_free(out: Path, overwrite: bool, is_folder: bool = False) -> None:
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True)
+    # rich 13 ends a bar with an empty line even if it is disabled.
+    if quiet or not console.is_terminal:
+        yield lambda text: None
+        return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as shown:
+    with Progress(*columns, console=console) as shown:
         task = shown.add_task("")
         yield lambda text: shown.update(task, description=text)
 

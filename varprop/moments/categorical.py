@@ -80,17 +80,41 @@ def attend(scores: Gaussian, values: Activation, dropped: float = 0.0) -> tuple[
     centre = m.mean(-2, keepdim=True)  # keeps precision in the sum of squares when the values are large
     m = m - centre
     y = a.mean @ m
-    moved = a.mean.square() * scores.var
-    total = moved.sum(-1, keepdim=True)
-    by_delta = (moved * (1 - 2 * a.mean) + a.mean.square() * total).sum(-1, keepdim=True)
-    random = by_delta > torch.finfo(by_delta.dtype).tiny
-    moved = moved * torch.where(random, a.var.sum(-1, keepdim=True) / torch.where(random, by_delta, 1.0), 1.0)
-    var = F.relu(moved @ m.square() - 2 * y * (moved @ m) + y.square() * moved.sum(-1, keepdim=True))
+    var = _by_random_weights(a, scores.var, m, y)
     if isinstance(values, Gaussian):
         var = var + a.second_moment @ values.var
     if dropped:
         var = var + dropped / (1 - dropped) * (a.second_moment @ second_moment_of(values))
     return Gaussian.of(y + centre, var), a
+
+
+def _by_random_weights(a: Gaussian, v: Tensor, m: Tensor, y: Tensor) -> Tensor:
+    """The first term of Eq. 21, ρ Σ_j E[a_j]² v_j (m_j - y)².
+
+    For the position with the largest weight, m_j - y = (1 - E[a_j]) (m_j - q @ m), where q are the other
+    positions' shares of the weight that is left. All other terms, and the denominator of ρ, contain the
+    square of this 1 - E[a_j] as well, and it cancels. Otherwise they would underflow, or be lost among the
+    rounding errors of large numbers, where one position has nearly all the weight.
+    """
+    tiny = torch.finfo(v.dtype).tiny
+    top = torch.arange(v.shape[-1], device=v.device) == a.mean.argmax(-1, keepdim=True)
+    others = a.mean.masked_fill(top, 0.0)
+    left = others.sum(-1, keepdim=True)
+    q = others / torch.where(left > tiny, left, 1.0)
+    moved = torch.where(top, a.mean, q).square() * v
+    size = moved.detach().amax(-1, keepdim=True)
+    random = (size > tiny) & (left > tiny)
+    size = torch.where(size > tiny, size, 1.0)
+    moved = moved / size
+    of_top, moved = moved.masked_fill(~top, 0.0).sum(-1, keepdim=True), moved.masked_fill(top, 0.0)
+    squares = a.mean.square()
+    by_delta = of_top * (1 + q.square().sum(-1, keepdim=True)) + (
+        moved * ((1 - a.mean).square() + squares.sum(-1, keepdim=True) - squares)
+    ).sum(-1, keepdim=True)
+    around = moved @ m.square() - 2 * y * (moved @ m) + y.square() * moved.sum(-1, keepdim=True)
+    spread = of_top * ((top.to(q.dtype) - q) @ m).square() + around.clamp(min=0.0)
+    total = a.var.sum(-1, keepdim=True)
+    return spread * torch.where(random, total / torch.where(random, by_delta, 1.0), size * left.square())
 
 
 # -------------------- class probabilities and their expected entropy

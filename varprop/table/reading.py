@@ -96,7 +96,7 @@ def _points(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
     text = [name for name in table if table[name].dtype.kind not in "biuf"]
     swapped: dict[str, Any] = {}
     for name in text:
-        is_number = table[name].str.strip().str.fullmatch(pattern).fillna(False).astype(bool)
+        is_number = table[name].str.strip().str.fullmatch(pattern, na=False).astype(bool)
         swapped[str(name)] = table[name].where(~is_number, table[name].str.translate(swap))
     return table.assign(**swapped)
 

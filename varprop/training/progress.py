@@ -35,7 +35,9 @@ class Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.progress.stop()
+        # rich 13 ends a bar with an empty line even if it is disabled.
+        if not self.progress.disable:
+            self.progress.stop()
 
     def show(self, record: Record, likelihood: Likelihood) -> None:
         text = f"ELBO {-record['loss']:.3f}  fit {record['data_fit']:.3f}  KL {record['kl']:.0f}"
