@@ -358,7 +358,7 @@ def learn(path: Path, task: Task) -> None:
     target = [str(table.columns[-1])]
     complete = with_target(table, target, task)
     column = TargetColumn.fit(complete, target, task)
-    tabular._check_sizes(complete, column, column.values(complete))
+    tabular._check_sizes(complete.index.to_numpy(), column, column.values(complete))
     x = Encoder.fit(complete.drop(columns=target)).transform(complete)
     assert np.isfinite(x).all()
 

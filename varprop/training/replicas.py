@@ -241,7 +241,7 @@ class _Trainer:
         if bool(failed.any()):
             self.stack.write_back()
             r = int(failed.long().argmax())
-            elbo = self.stack.bound[r].objective
+            elbo = self.stack.members[r]
             raise diverged(f"replicas.fit: the loss of replica {r}", epoch, i, elbo, [t[r] for t in batch])
 
     def validate(self, held_out: Stacked) -> Tensor:

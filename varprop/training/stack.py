@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from ..methods.precision import Bound
 from ..objectives import ELBO
 from .epochs import step
 from .tape import Program, record
@@ -18,22 +19,12 @@ Result = TypeVar("Result")
 Tensors: TypeAlias = dict[str, Tensor]
 
 
-class _Bound(nn.Module):
-    """An objective whose `forward` applies any function to it, which `functional_call` can call."""
-
-    def __init__(self, objective: ELBO) -> None:
-        super().__init__()
-        self.objective = objective
-
-    def forward(self, function: Callable[..., Result], *args: Tensor) -> Result:
-        return function(self.objective, *args)
-
-
 class Stack:
     """The parameters and buffers of several objectives, stacked in front."""
 
     def __init__(self, members: Sequence[ELBO]) -> None:
-        self.bound = [_Bound(member) for member in members]
+        self.members = list(members)
+        self.bound = [Bound(member) for member in members]
         self.params: Tensors
         self.buffers: Tensors
         self.params, self.buffers = stack_module_state(list[nn.Module](self.bound))
@@ -42,7 +33,7 @@ class Stack:
         """(params, buffers, kl_weight, *batch) -> averages and gradients, by the size of the batch."""
 
     def __len__(self) -> int:
-        return len(self.bound)
+        return len(self.members)
 
     @property
     def state(self) -> Tensors:
@@ -59,7 +50,7 @@ class Stack:
         Only a method that samples draws anew for each replica: fixed quasi-random points are the same for
         all.
         """
-        samples = self.bound[0].objective.method.samples
+        samples = self.members[0].method.samples
         randomness = "different" if samples else "same"
         return self._mapped(function, randomness, self.params, self.buffers, *args)
 
@@ -78,11 +69,11 @@ class Stack:
     def write_back(self) -> None:
         """Give each objective the values of its replica, in evaluation mode."""
         state = self.state
-        for r, bound in enumerate(self.bound):
+        for r, (member, bound) in enumerate(zip(self.members, self.bound, strict=True)):
             for name, value in (*bound.named_parameters(), *bound.named_buffers()):
                 value.copy_(state[name][r])
             bound.eval()
-            bound.objective.seen = bound.objective.n_data
+            member.seen = member.n_data
 
     def _mapped(
         self,
