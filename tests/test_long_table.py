@@ -150,11 +150,11 @@ def test_out_of_fold_rows_are_counted_among_all_rows() -> None:
 def test_a_long_table_at_the_shell(path: Path) -> None:
     folder, quick = path.parent, ("--epochs", 2, "--noise", "constant")
     fitted = run("fit", path, "--target", "y", "--ignore", "kind", *quick, "--out", folder / "m")
-    assert "has 1,000 rows; 300 of them, drawn at random" in fitted.stderr
+    assert "has 1,000 rows; scores come from 300, drawn at random" in fitted.stderr
     assert "1,000 rows, 2 columns used" in fitted.stdout
     assert "out of fold: cases" in fitted.stdout
     assert TableModel.load(folder / "m").rows == 800
-    assert "300 of them" in run("evaluate", folder / "m", path).stderr
+    assert "scores come from 300" in run("evaluate", folder / "m", path).stderr
     run("report", folder / "m", path, "--out", folder / "report.html")
     assert "judged on 300 cases" in (folder / "report.html").read_text()
     assert "1,000" in run("update", folder / "m", path, "--epochs", 1).stdout

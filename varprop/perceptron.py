@@ -199,7 +199,7 @@ class BayesianMLP(Settings, Learned, Fitted):
                 delattr(self, name)  # from now on every member has seen all rows
         else:
             self._train_folds(rows, new)
-            if hasattr(self, "oof_rows_"):
+            if self._fold_count(len(rows)) > 1:
                 self.oof_rows_ = np.flatnonzero(counts)[self.oof_rows_]
         return self
 
