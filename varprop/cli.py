@@ -440,9 +440,7 @@ def _sample(parts: Iterable[pd.DataFrame], data: Path, target: Sequence[str] = (
 
     sample = sampled(parts, target[0] if len(target) == 1 else None, seed)
     if not sample.is_whole:
-        say(
-            f"{data} has {sample.rows:,} rows; {len(sample.table):,} of them, drawn at random, are judged by."
-        )
+        say(f"{data} has {sample.rows:,} rows; scores come from {len(sample.table):,}, drawn at random.")
     return sample
 
 
