@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import varprop as vp
-from varprop.training.ascent import Weights
+from varprop.training.factors import Weights
 
 LIKELIHOODS = {
     "numbers": vp.likelihoods.Normal,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -17,78 +15,9 @@ from ..gaussian import Gaussian
 from ..methods.tables import scale
 from ..posterior import Layer
 from ..predictive import Predictive
+from .factors import Batch, Inputs, Units, Weights
 from .filtering import check_all_random
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """What a layer sees in a batch, with a constant 1 for the bias; all rows have the same covariance."""
-
-    mean: Tensor
-    cov: Tensor | None = None
-    """None for the data, which are known."""
-
-    @property
-    def square(self) -> Tensor:
-        """E[h h'], summed over the rows."""
-        square = self.mean.T @ self.mean
-        return square if self.cov is None else square.add_(self.cov, alpha=len(self.mean))
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """q of a layer: the weights of each unit are N(mean[:, unit], precision⁻¹); the last one is its bias."""
-
-    mean: Tensor
-    precision: Tensor
-
-    @cached_property
-    def root(self) -> Tensor:
-        return torch.linalg.cholesky(self.precision)
-
-    @cached_property
-    def cov(self) -> Tensor:
-        return torch.cholesky_inverse(self.root)
-
-    @property
-    def square(self) -> Tensor:
-        """E[w w'], summed over the units."""
-        return self.mean @ self.mean.T + self.mean.shape[1] * self.cov
-
-    def after(self, inputs: Inputs, outputs: Tensor, noise: float) -> Weights:
-        """The posterior after outputs = inputs · w + noise of this precision, with this prior (Eq. 59)."""
-        q = Weights(self.mean, self.precision + noise * inputs.square)
-        change = torch.cholesky_solve(inputs.mean.T, q.root) @ (outputs - inputs.mean @ self.mean)
-        if inputs.cov is not None:
-            change -= len(outputs) * torch.cholesky_solve(inputs.cov @ self.mean, q.root)
-        return replace(q, mean=self.mean + noise * change)
-
-    def faded(self, share: float, prior: Weights) -> Weights:
-        """The same means; the precision keeps this share and takes the rest from the first prior."""
-        return Weights(self.mean, share * self.precision + (1 - share) * prior.precision)
-
-
-@dataclass
-class Units:
-    """q of the sums f, the gates z and the activations h of a hidden layer, for the rows of a batch."""
-
-    f: Tensor
-    f_var: Tensor
-    z: Tensor
-    h: Tensor
-    cov: Tensor
-    """Of h, the same for every row."""
-
-
-@dataclass
-class Batch:
-    """The factors of a batch, from the first hidden layer to the output."""
-
-    x: Tensor
-    y: Tensor
-    units: list[Units]
-    location: Tensor
-    """w'h at the last layer when its targets were last updated: where the truncated normals stand."""
+from .outputs import output_of
 
 
 class CoordinateAscent:
@@ -145,7 +74,7 @@ class CoordinateAscent:
                 raise ValueError(f"CoordinateAscent: {name} must be a positive number of rows, got {rows}.")
         check_all_random(net, "CoordinateAscent")
         self.net, self.likelihood = net, likelihood
-        self.output = _output(likelihood, labels)
+        self.output = output_of(likelihood, labels)
         self.sums, self.units, self.slope, self.rounds = sums, units, slope, rounds
         self.layers = _layers(net)
         self.windows = [window] * (len(self.layers) - 1) + [output_window]
@@ -309,100 +238,6 @@ class CoordinateAscent:
             if layer.bias is not None:
                 layer.bias.copy_(q.mean[size])
                 layer.bias_logvar.fill_(logvar[size].item())
-
-
-# --------------------------------------------------------------------------------------------- the output
-
-
-@dataclass
-class Numbers:
-    """Targets that are observed; their precision is fitted (Eq. 39)."""
-
-    likelihood: likelihoods.Normal
-
-    @property
-    def precision(self) -> float:
-        return self.likelihood.precision.item()
-
-    def targets(self, location: Tensor, y: Tensor) -> Tensor:
-        return y.to(location)
-
-    def squared_errors(self, inputs: Inputs, targets: Tensor, prior: Weights, q: Weights) -> Tensor:
-        """E(y - w'h)² under the posterior, summed."""
-        total = (targets - inputs.mean @ q.mean).square().sum()
-        total = total + q.mean.shape[1] * (q.cov * inputs.square).sum()
-        if inputs.cov is not None:
-            total = total + len(targets) * (q.mean * (inputs.cov @ q.mean)).sum()
-        return total
-
-    def fit(self, variance: Tensor) -> None:
-        self.likelihood.update(variance.expand(1))
-
-    def predictive(self, f: Gaussian, variance: Tensor) -> Predictive:
-        return self.likelihood.predictive(f)
-
-
-@dataclass
-class Codes:
-    """Classes as numbers, 1 for the class and -1 for the others.
-
-    Given that y is one of these codes, its probabilities are softmax(2 f/variance), with the variance of the
-    errors (Eq. 62).
-    """
-
-    likelihood: likelihoods.Categorical
-    precision: float
-
-    def targets(self, location: Tensor, y: Tensor) -> Tensor:
-        return 2.0 * F.one_hot(y, location.shape[1]).to(location) - 1
-
-    def squared_errors(self, inputs: Inputs, targets: Tensor, prior: Weights, q: Weights) -> Tensor:
-        """(y - E[w]'h)² before the batch was learned, summed: the error of a prediction."""
-        return (targets - inputs.mean @ prior.mean).square().sum()
-
-    def fit(self, variance: Tensor) -> None:
-        """The precision of the codes is given."""
-
-    def predictive(self, f: Gaussian, variance: Tensor) -> Predictive:
-        return self.likelihood.predictive(f * (2 / variance))
-
-
-@dataclass
-class Margins:
-    """Latent margins, whose signs are the labels: y ~ N(f, 1), truncated (Eq. 62)."""
-
-    likelihood: likelihoods.Bernoulli | likelihoods.MultiLabel
-    precision: float = 1.0
-
-    def targets(self, location: Tensor, y: Tensor) -> Tensor:
-        sign = torch.where(y > 0, 1.0, -1.0).to(location)
-        log_density = -0.5 * (location.square() + math.log(2 * math.pi))
-        return location + sign * torch.exp(log_density - torch.special.log_ndtr(sign * location))
-
-    def squared_errors(self, inputs: Inputs, targets: Tensor, prior: Weights, q: Weights) -> Tensor:
-        return targets.new_zeros(())
-
-    def fit(self, variance: Tensor) -> None:
-        """A margin has unit variance."""
-
-    def predictive(self, f: Gaussian, variance: Tensor) -> Predictive:
-        return self.likelihood.predictive(f)
-
-
-def _output(likelihood: likelihoods.Likelihood, labels: float) -> Numbers | Codes | Margins:
-    if type(likelihood) is likelihoods.Normal and likelihood.precision.numel() == 1:
-        return Numbers(likelihood)
-    if isinstance(likelihood, likelihoods.Categorical):
-        return Codes(likelihood, labels)
-    if isinstance(likelihood, likelihoods.Bernoulli | likelihoods.MultiLabel):
-        return Margins(likelihood)
-    raise ValueError(
-        "CoordinateAscent: the likelihood must be Normal with one precision, Bernoulli, MultiLabel or"
-        f" Categorical, got {type(likelihood).__name__}."
-    )
-
-
-# --------------------------------------------------------------------------------------------- the network
 
 
 def _layers(net: nn.Module) -> list[Layer]:
