@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import varprop as vp
-from varprop.posterior import Form
+from varprop.randomisation import Form
 
 from .networks import Case
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         vbp,
     )
     from .objectives import ELBO, LogMarginal, Terms
-    from .posterior import centred, posteriors, remembered, variational
+    from .posterior import centred, posteriors, remembered
+    from .randomisation import variational
     from .reporting import report
     from .sklearn import BayesianMLPClassifier, BayesianMLPRegressor
     from .training import replicas
@@ -52,7 +53,8 @@ _NAMES = {
     "jacobian": "correlated",
     "methods": "CVBP DETERMINISTIC DVI LOCAL_REPARAM METHODS PBP VBP VRELU Method NoRuleError Rule vbp",
     "objectives": "ELBO LogMarginal Terms",
-    "posterior": "centred posteriors remembered variational",
+    "posterior": "centred posteriors remembered",
+    "randomisation": "variational",
     "reporting": "report",
     "sklearn": "BayesianMLPClassifier BayesianMLPRegressor",
     "training.ascent": "CoordinateAscent",

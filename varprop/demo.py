@@ -22,8 +22,8 @@ from . import likelihoods, priors
 from .inspect import metrics
 from .methods import DETERMINISTIC, VBP, Method
 from .objectives import ELBO
-from .posterior import variational
 from .predictive import ClassPredictive, NormalPredictive, Regression
+from .randomisation import variational
 from .reporting import report
 from .sklearn import BayesianMLPRegressor
 from .training.loop import fit

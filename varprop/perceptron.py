@@ -27,9 +27,10 @@ from .io.description import ModelFileError, describe_estimator
 from .likelihoods import Likelihood
 from .model import Fitted, Model, Standardise, Target
 from .objectives import ELBO
-from .posterior import posteriors, variational
+from .posterior import posteriors
 from .predictive import Predictive
 from .priors import Horseshoe
+from .randomisation import variational
 from .settings import MANY, Settings, count, positive
 from .table.encoding import Encoder, is_mixed
 from .training import groups

@@ -18,7 +18,8 @@ from .. import likelihoods, priors
 from ..laplace import Laplace
 from ..methods import METHODS, Method, vbp
 from ..objectives import ELBO
-from ..posterior import centred, is_random, remembered, variational
+from ..posterior import centred, is_random, remembered
+from ..randomisation import variational
 from ..table.encoding import Encoder
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from ..likelihoods import Likelihood
 from ..likelihoods import Normal as NormalLikelihood
 from ..methods import VBP, Method
 from ..objectives import ELBO
-from ..posterior import RANDOM_LAYERS, Net, centred, posteriors, scale_variances, variational
+from ..posterior import Net, centred, posteriors, scale_variances
 from ..priors import Centred, Normal, Prior
+from ..randomisation import RANDOM_LAYERS, variational
 from .batches import Data, check_data, size
 from .epochs import summed
 from .loop import fit, validate
