@@ -73,9 +73,12 @@ class _Quadrature(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.g, *saved = inputs
         ctx.save_for_backward(*saved, output[0])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, to_mean: Tensor, to_var: Tensor) -> tuple[None, Tensor, Tensor]:
+    def backward(
+        ctx: Any, to_mean: Tensor | None, to_var: Tensor | None
+    ) -> tuple[None, Tensor | None, Tensor | None]:
         m, v, mean = ctx.saved_tensors
         x = Gaussian.of(m, v)
         nodes, weights = hermite(x)
@@ -83,10 +86,15 @@ class _Quadrature(torch.autograd.Function):
         values, pull = vjp(ctx.g, at)[:2]
         (slopes,) = pull(torch.ones_like(values))
         moves = torch.stack([weights.flatten(), (weights * nodes).flatten()])  # by the mean, and by the std
-        mean_slopes = torch.tensordot(moves, slopes, 1)
-        var_slopes = torch.tensordot(2 * moves, (values - mean) * slopes, 1)
-        to_m, to_s = to_mean * mean_slopes + to_var * var_slopes
-        return None, to_m, torch.where(v > 0, 0.5 * to_s / torch.where(v > 0, x.std, 1.0), 0.0)
+        by_v = torch.where(v > 0, 0.5 / torch.where(v > 0, x.std, 1.0), 0.0)  # ds/dv
+        units = torch.stack([torch.ones_like(by_v), by_v])
+        parts = []
+        if to_mean is not None:
+            parts.append(to_mean * (units * torch.tensordot(moves, slopes, 1)))
+        if to_var is not None:
+            parts.append(to_var * (units * torch.tensordot(2 * moves, (values - mean) * slopes, 1)))
+        to_m, to_v = sum(parts) if parts else (None, None)
+        return None, to_m, to_v
 
 
 def smooth_slope(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
