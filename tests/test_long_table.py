@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import varprop as vp
-from varprop.cli import app
 from varprop.io.storage import scratch
 from varprop.table.cache import LongTable
 from varprop.table.encoding import Encoder
@@ -19,6 +18,8 @@ from varprop.table.model import TableModel
 from varprop.table.sampling import sampled
 from varprop.table.target import TargetColumn
 from varprop.training.folds import Folds
+
+from .shell import run
 
 LONG = 300
 
@@ -49,8 +50,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "towns.csv"
 
 
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+def works(*arguments: object) -> Result:
+    result = run(*arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     return result
 
@@ -106,7 +107,7 @@ def test_nothing_is_left_of_an_array_in_a_file(tmp_path: Path, monkeypatch: pyte
 
 def test_a_full_disk_is_told_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("varprop.io.storage.shutil.disk_usage", lambda folder: SimpleNamespace(free=100))
-    result = CliRunner().invoke(app, ["fit", str(path), "--target", "y", "--out", str(path.parent / "m")])
+    result = run("fit", path, "--target", "y", "--out", path.parent / "m")
     assert result.exit_code == 2
     assert "0.0 GB left" in result.stderr
     assert "TMPDIR" in result.stderr
@@ -149,27 +150,27 @@ def test_out_of_fold_rows_are_counted_among_all_rows() -> None:
 
 def test_a_long_table_at_the_shell(path: Path) -> None:
     folder, quick = path.parent, ("--epochs", 2, "--noise", "constant")
-    fitted = run("fit", path, "--target", "y", "--ignore", "kind", *quick, "--out", folder / "m")
+    fitted = works("fit", path, "--target", "y", "--ignore", "kind", *quick, "--out", folder / "m")
     assert "has 1,000 rows; scores come from 300, drawn at random" in fitted.stderr
     assert "1,000 rows, 2 columns used" in fitted.stdout
     assert "out of fold: cases" in fitted.stdout
     assert TableModel.load(folder / "m").rows == 800
-    assert "scores come from 300" in run("evaluate", folder / "m", path).stderr
-    run("report", folder / "m", path, "--out", folder / "report.html")
+    assert "scores come from 300" in works("evaluate", folder / "m", path).stderr
+    works("report", folder / "m", path, "--out", folder / "report.html")
     assert "judged on 300 cases" in (folder / "report.html").read_text()
-    assert "1,000" in run("update", folder / "m", path, "--epochs", 1).stdout
+    assert "1,000" in works("update", folder / "m", path, "--epochs", 1).stdout
 
 
 def test_rows_held_out_of_a_long_table_are_not_learned_from(path: Path) -> None:
     options = ("--target", "y", "--ignore", "kind", "--epochs", 2, "--folds", 1, "--noise", "constant")
-    held = run("fit", path, *options, "--holdout", 0.2, "--no-refit", "--out", path.parent / "m")
+    held = works("fit", path, *options, "--holdout", 0.2, "--no-refit", "--out", path.parent / "m")
     assert "held out: log-likelihood" in held.stdout
     assert TableModel.load(path.parent / "m").rows == 1000 - 60
 
 
 def test_every_class_of_a_long_table_is_known(path: Path) -> None:
     model = path.parent / "m"
-    run(
+    works(
         "fit",
         path,
         "--target",
