@@ -219,7 +219,8 @@ def fit(
     whole = None if sample.is_whole else LongTable(data, sample.rows, held_out.index)
     model = tabular.train(training, column, whole=whole, say=say, **options)
     rows: dict[str, str | tuple[str, str]] = {
-        "table": f"{sample.rows - len(table) + len(complete):,} rows, {len(model.types)} columns used",
+        "table": f"{(len(complete) if sample.is_whole else sample.rows):,} rows, "
+        f"{len(model.types)} columns used",
         "task": "regression" if column.classes is None else f"classification, {len(column.classes)} classes",
     }
     judged: dict[str, str | tuple[str, str]] = {}
