@@ -32,7 +32,7 @@ class Case:
         """The layer with random weights, and a random input."""
         torch.manual_seed(len(self.name))
         module = self.make().to(dtype).train(self.training)
-        if any(isinstance(m, vp.posterior.RANDOM_LAYERS) for m in module.modules()):
+        if any(isinstance(m, vp.randomisation.RANDOM_LAYERS) for m in module.modules()):
             vp.variational(module, logvar=logvar, biases=True)
         x = vp.Gaussian(torch.randn(self.shape, dtype=dtype), torch.rand(self.shape, dtype=dtype) + 0.1)
         return module, x

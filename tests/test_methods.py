@@ -291,7 +291,7 @@ def test_the_mean_of_vbp_equals_the_layer_for_any_options(
     case: tuple[nn.Module, tuple[int, ...]],
 ) -> None:
     module, shape = case
-    if isinstance(module, vp.posterior.RANDOM_LAYERS):
+    if isinstance(module, vp.randomisation.RANDOM_LAYERS):
         vp.variational(module)
     x = Gaussian(torch.randn(shape), torch.rand(shape))
     with torch.no_grad():
