@@ -123,6 +123,23 @@ def test_folds_of_many_rows_are_even_and_keep_equal_rows_together() -> None:
     assert len(folds.judges.unique()) == LONG
 
 
+@pytest.mark.parametrize("rows", [50, 1000])
+def test_a_member_is_trained_without_its_part_and_judged_by_it(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.arange(float(rows)).unsqueeze(1)
+    folds = Folds.draw(x, x[:, 0], 3, seed=0)
+    monkeypatch.setattr(
+        "varprop.training.folds.groups.fit", lambda members, *data, **options: (data, options)
+    )
+    train, options = folds.fit([None] * 3, x, x[:, 0], torch.ones(rows))
+    judging = torch.zeros(rows, dtype=torch.bool).index_fill_(0, folds.judges, True)
+    for held_out, data in ((False, train), (True, options["validation"])):
+        for k, (places, weight) in enumerate(zip(data[0].rows, data[2], strict=True)):
+            own = (folds.part == k) & judging if held_out else folds.part != k
+            assert places[weight > 0].sort().values.tolist() == own.nonzero()[:, 0].tolist()
+
+
 def test_an_estimator_learns_from_all_rows_and_is_judged_by_some() -> None:
     table = towns()
     X, y = table[["x", "town"]], table.y
