@@ -354,7 +354,7 @@ def uses_or_refuses(use: Callable[[], object]) -> None:
 def learn(path: Path, task: Task) -> None:
     """What `varprop fit` does with a table, up to the training."""
     check_table(path, (), unusual=False)
-    table = reading.read(path)
+    table = pd.concat(reading.chunks(path))
     target = [str(table.columns[-1])]
     complete = with_target(table, target, task)
     column = TargetColumn.fit(complete, target, task)

@@ -11,7 +11,12 @@ from varprop.table.columns import numbers
 from varprop.table.encoding import Encoder
 from varprop.table.layout import Layout
 from varprop.table.messages import TableError
-from varprop.table.reading import chunks, read
+from varprop.table.reading import chunks
+
+
+def read(path: Path, types: dict[str, str] | None = None) -> pd.DataFrame:
+    """A whole table."""
+    return pd.concat(chunks(path, types))
 
 
 @pytest.fixture

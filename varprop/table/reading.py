@@ -1,4 +1,4 @@
-"""Tables from files, whole or in chunks: CSV, TSV and Parquet."""
+"""Tables from files, in chunks: CSV, TSV and Parquet."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from .messages import TableError
 CHUNK = 32_768
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
 """By the suffix, as pandas names them: those that the layout can be recognised through."""
-
-
-def read(path: str | Path, types: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """A whole table."""
-    return pd.concat(chunks(path, types))
 
 
 def chunks(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
@@ -65,11 +64,8 @@ def _inputs(model: Model, X: np.ndarray) -> Tensor:
     """Features in the units of the networks; those of a long table are in a file, not in memory."""
     if len(X) <= LONG:
         return model.inputs(X)
-    parts = (model.inputs(X[i : i + PART]) for i in range(0, len(X), PART))
-    first = next(parts)
+    first = model.inputs(X[:1])
     x = torch.from_numpy(scratch((len(X), *first.shape[1:]), first.numpy().dtype))
-    seen = 0
-    for part in chain([first], parts):
-        x[seen : seen + len(part)] = part
-        seen += len(part)
+    for i in range(0, len(X), PART):
+        x[i : i + PART] = model.inputs(X[i : i + PART])
     return x
