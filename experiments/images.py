@@ -34,7 +34,8 @@ class ImageSet:
         return int(self.y.max()) + 1
 
     def standardised(self, x: Tensor) -> Tensor:
-        return (x - self.centre) / self.scale
+        """In the memory format in which convolutions of a processor are fastest."""
+        return ((x - self.centre) / self.scale).contiguous(memory_format=torch.channels_last)
 
     def held_out(self, n: int) -> ImageSet:
         """The last n training images in the place of the test images, which are left alone."""

@@ -99,6 +99,7 @@ class Recipe:
         net = lenet(images.x.shape[1], images.classes, self.pooled)
         if self.method is not vp.DETERMINISTIC:
             vp.variational(net)
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return vp.ELBO(net, self.method, vp.likelihoods.Categorical(), self.prior, n_data=len(images.x))
 
     def describe(self) -> dict[str, Any]:
