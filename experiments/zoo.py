@@ -43,7 +43,7 @@ RELATIVE = (0.01, 0.1)
 CALLS = ("variational", "VBP", "DVI", "summary", "ELBO", "compile", "correlated")
 METHODS = ("VBP", "DVI", "correlated")
 SECONDS = 300
-"""How long a call may take."""
+"""How long a call may take, in processor time."""
 FOLDER = cells.RESULTS / "zoo"
 
 Scores = dict[str, Any]
@@ -162,13 +162,13 @@ def within(seconds: int) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"took more than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 # -------------------- truth and cost
@@ -196,15 +196,15 @@ def compared(f: vp.Gaussian, mean: Tensor, var: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def costs(built: Built, passes: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
-    """The time of each over that of the plain network, taken in turns."""
+    """The processor time of each over that of the plain network, taken in turns."""
     every = {"plain": lambda: built.net(*built.args, **built.kwargs), **passes}
     seconds: dict[str, list[float]] = {name: [] for name in every}
-    end = time.perf_counter() + 60
-    while len(seconds["plain"]) < rounds and (not seconds["plain"] or time.perf_counter() < end):
+    end = time.process_time() + 60
+    while len(seconds["plain"]) < rounds and (not seconds["plain"] or time.process_time() < end):
         for name, run in every.items():
-            start = time.perf_counter()
+            start = time.process_time()
             run()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.process_time() - start)
     plain = statistics.median(seconds["plain"])
     return {name: statistics.median(taken) / plain for name, taken in seconds.items() if name in passes}
 
@@ -297,9 +297,9 @@ def run(name: str, draws: int, out: Path, again: bool) -> None:
     failed = path.exists() and any(json.loads(path.read_text())["calls"].values())
     if cells.finished(path, configuration) and not (again and failed):
         return
-    start = time.perf_counter()
+    start = time.process_time()
     scores = measure(ZOO[name].build, draws)
-    cells.write(path, configuration, **scores, seconds=round(time.perf_counter() - start, 1))
+    cells.write(path, configuration, **scores, seconds=round(time.process_time() - start, 1))
     missing = [call for call in CALLS if scores["calls"].get(call, "") is not None]
     true = [_ratio(score.get(METHODS[-1])) for score in scores.get("ratios", {}).values()]
     print(f"{name:40} fails: {', '.join(missing) or 'nothing':40} {'   '.join(true)}", flush=True)
