@@ -19,6 +19,7 @@ from .networks import Function
 from .sampling import assert_agrees, difference, draws, moments
 
 FIXED = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)
+GROUPS = torch.tensor([0, 1, 1]).view(3, 1)
 FUNCTIONS: dict[str, base.Function] = {
     "F.relu": F.relu,
     "torch.relu": torch.relu,
@@ -105,6 +106,9 @@ FUNCTIONS: dict[str, base.Function] = {
     "diagonal": lambda x: x.diagonal(dim1=1, dim2=2),
     ".unfold": lambda x: x.unfold(2, 2, 1),
     "F.unfold": lambda x: F.unfold(x.unsqueeze(0), 2),
+    "scatter_add": lambda x: x.new_zeros(2, 2, 4).scatter_add_(1, GROUPS.expand(2, 3, 4), x),
+    "index_add": lambda x: torch.index_add(x, 1, torch.tensor([2, 0]), FIXED[:2].expand(2, 2, 4), alpha=3),
+    "index_add of x": lambda x: torch.ones(2, 2, 4).double().index_add(1, GROUPS.flatten(), x, alpha=-1),
     "F.embedding": lambda x: F.embedding(torch.tensor([[0, 2, 2]]), x[0]),
     "x[:, 0]": lambda x: x[:, 0],
     "index": lambda x: x[..., 1:3, None, 0],

@@ -95,6 +95,27 @@ def test_values_written_at_an_index() -> None:
         torch.testing.assert_close((f.mean, f.var), (g.mean, g.var))
 
 
+def test_every_pass_writes_into_a_constant_anew() -> None:
+    def counted(net: Net, x: Tensor) -> Tensor:
+        count = x.new_zeros(4)
+        count += x[0]
+        count.scatter_add_(0, torch.tensor([0, 1, 1, 2]), x[0])
+        return net.b(F.relu(net.a(x + count)))
+
+    net, x = random(Net(counted)), torch.ones(2, 4)
+    first, second = vp.DVI(net, x), vp.DVI(net, x)
+    torch.testing.assert_close(first.mean, second.mean, rtol=0.0, atol=0.0)
+    torch.testing.assert_close(vp.VBP(net, x).mean, net(x))
+
+
+def test_functions_of_torch_that_another_package_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    select = torch.index_select
+    monkeypatch.setattr(torch, "index_select", lambda *args: select(*args))
+    x = Gaussian(torch.arange(4.0), torch.arange(4.0))
+    net = Function(lambda x: x.index_select(0, torch.tensor([2, 0])))
+    assert vp.DVI(net, x).var.tolist() == [2.0, 0.0]
+
+
 def test_recorded_and_traced_graphs_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     class Block(nn.Module):
         def __init__(self) -> None:

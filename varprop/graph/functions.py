@@ -273,6 +273,16 @@ def written(method: Method, function: Function, x: Value, index: Value, value: V
     return Gaussian.of(function(mean_of(x), index, mean_of(value)), function(x_var, index, value_var))
 
 
+@rule("exact", takes_independent=True)
+def scattered(
+    method: Method, function: Function, x: Value, dim: int, index: Tensor, source: Value, *, alpha: float = 1
+) -> Gaussian:
+    """x with entries of a source added where an index says, as messages arrive at the nodes of a graph."""
+    add = {"scatter_add": torch.scatter_add, "index_add": torch.index_add}[function.__name__.rstrip("_")]
+    a, b = as_gaussian(x), as_gaussian(_times(source, alpha))
+    return Gaussian.of(add(a.mean, dim, index, b.mean), add(a.var, dim, index, b.var))
+
+
 @rule("exact", 12, noise=of_averages)
 def average(method: Method, function: Function, x: Gaussian, *args: Value, **options: Value) -> Gaussian:
     """The mean of independent entries (Eq. 12)."""
@@ -348,6 +358,7 @@ FUNCTIONS: Table = {
     "where": kept_where,
     **_rows(filled_where, "masked_fill masked_fill_"),
     **_rows(looked_up, "embedding"),
+    **_rows(scattered, "scatter_add scatter_add_ index_add index_add_"),
     F.scaled_dot_product_attention: scaled_dot_product,
     builtins.getattr: attribute,
     operator.getitem: item,

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..methods.base import Function, NoRuleError, Value
-from .steps import Ref, Step, by_place, linked, placed, refs_in, tensors_in
+from .steps import Ref, Step, by_place, linked, placed, refs_in, tensors_in, writes
 
 READS = {
     "__bool__",
@@ -131,6 +131,8 @@ class _Recorder(TorchFunctionMode):
             target = builtins.getattr
         op = "call_method" if isinstance(target, str) else "call_function"
         args, kwargs = by_place(target, args, kwargs)
+        if args and isinstance(args[0], Tensor) and writes(target, kwargs):
+            args = (self.note("call_function", torch.clone, args[:1], {}, None), *args[1:])
         if checked or tensors_in(out):
             value = out.shape if isinstance(out, Tensor) else out
             self.note(op, target, args, kwargs, out, expected=value if checked else None)

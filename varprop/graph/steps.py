@@ -214,11 +214,14 @@ def by_place(
 def _in_place(module: nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    written = name.endswith("_") and not name.endswith("__")
-    return node.op != "get_attr" and (
-        node.target in IN_PLACE or node.kwargs.get("inplace") is True or written
-    )
+    return node.op != "get_attr" and writes(node.target, node.kwargs)
+
+
+def writes(target: Value, kwargs: Mapping[str, Value]) -> bool:
+    """Whether a function or tensor method writes its result into its first argument."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    by_name = name.endswith("_") and not name.endswith("__")
+    return target in IN_PLACE or kwargs.get("inplace") is True or by_name
 
 
 def _fork(steps: Mapping[str, Step], sum_: Step) -> Fork | None:

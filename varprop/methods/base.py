@@ -290,14 +290,18 @@ def callable_of(operation: Operation, args: tuple[Value, ...]) -> Function:
     return method
 
 
+_TORCH = dict(vars(torch))
+"""The functions of torch as the tables know them; other packages may exchange some for their own later."""
+
+
 def in_torch(function: Function | str) -> Function | None:
     """The function of `torch` with the same name as a tensor method or a function such as F.max_pool2d."""
     if isinstance(function, str):
-        return getattr(torch, function, None)
+        return _TORCH.get(function)
     if isinstance(function, torch._ops.OpOverload):
-        return getattr(torch, function._opname, None)
+        return _TORCH.get(function._opname)
     inside = str(getattr(function, "__module__", None)).startswith("torch.")
-    return getattr(torch, function.__name__, None) if inside else None
+    return _TORCH.get(function.__name__) if inside else None
 
 
 def row(keys: Container[object], module: nn.Module) -> type[nn.Module] | None:
