@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 import varprop as vp
 from varprop.gaussian import Activation, mean_of
 from varprop.methods.base import chosen
 from varprop.posterior import draw
+from varprop.substitution import substituted
 
 from . import cells
 from .accuracy import Moments
@@ -127,7 +127,7 @@ def calls(built: Built) -> dict[str, Callable[[], Any]]:
         "summary": lambda: str(vp.summary(net, vp.DVI, *args, **kwargs)),
         "ELBO": elbo,
         "compile": compiled,
-        "correlated": lambda: random(vp.correlated(net, *args, **choice, **kwargs)),
+        "correlated": lambda: random(vp.correlated(net, *args, batched=built.batched, **choice, **kwargs)),
     }
 
 
@@ -180,7 +180,7 @@ def sampled(built: Built, draws: int) -> tuple[Tensor, Tensor]:
     moments, generator = Moments(), torch.Generator().manual_seed(1)
     for _ in range(draws):
         weights = {name: w[0] for name, w in draw(built.net, 1, generator).items()}
-        f = functional_call(built.net, weights, built.args, dict(built.kwargs))
+        f = substituted(built.net, weights, nn.Module.__call__, *built.args, **built.kwargs)
         moments.add(chosen(f, built.output).unsqueeze(0))
     return moments.result()
 

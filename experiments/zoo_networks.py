@@ -31,6 +31,8 @@ class Built:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     output: Any = None
+    batched: bool = True
+    """False if the inputs are one example, such as a graph."""
 
 
 @dataclass(frozen=True)
@@ -528,7 +530,7 @@ def _graph_network(kind: str, **options: Any) -> Callable[[], Built]:
         net = getattr(package("torch_geometric.nn"), kind)(8, 16, 2, 4, **options)
         nodes = torch.arange(12)
         edges = torch.stack((nodes.repeat(2), torch.cat(((nodes + 1) % 12, (nodes + 5) % 12))))
-        return Built(net, (torch.randn(12, 8), torch.cat((edges, edges.flip(0)), 1)))
+        return Built(net, (torch.randn(12, 8), torch.cat((edges, edges.flip(0)), 1)), batched=False)
 
     return build
 

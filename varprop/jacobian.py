@@ -16,7 +16,7 @@ from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
 from .gaussian import Gaussian
@@ -24,9 +24,9 @@ from .graph.steps import tensors_in
 from .graph.store import UndecidedError
 from .methods.base import Call, Function, Method, Value, Which, chosen, is_random_value
 from .methods.noise import Noise, Source, Uses, of_weights
-from .methods.precision import Bound
 from .methods.tables import DVI
 from .posterior import is_random, posteriors
+from .substitution import substituted
 
 ENTRIES = 2**24
 """How many derivatives to hold in memory at once."""
@@ -163,8 +163,8 @@ class _Network:
         def means(weights: dict[str, Tensor], shifts: list[Tensor]) -> Value:
             noise = Noise(self.uses, shifts, factors)
             args, given = noise.inputs(example)
-            passed = self.method.watching(noise.watch), *args
-            f = chosen(functional_call(Bound(self.net), weights, passed, given), self.output).mean
+            watched = self.method.watching(noise.watch)
+            f = chosen(substituted(self.net, weights, watched, *args, **given), self.output).mean
             averages = noise.averages
             return [f[0] if self.batched else f, *(y.mean for y in averages)], (noise.sources, averages)
 
@@ -283,7 +283,7 @@ def _owners(net: nn.Module) -> Counter[int]:
 
 
 def _weights(net: nn.Module, uses: Uses) -> Iterator[tuple[str, Gaussian]]:
-    """Every other normal variable, by the name of its mean in the bound network.
+    """Every other normal variable, by the name of its mean.
 
     The scales of a horseshoe are normal in their logarithms.
     """
@@ -291,11 +291,11 @@ def _weights(net: nn.Module, uses: Uses) -> Iterator[tuple[str, Gaussian]]:
         path = name.rpartition(".")[0]
         if net.get_submodule(path) in uses.alone | uses.shared:
             continue
-        yield f"net.{name}", Gaussian.of(q.mean, q.var.expand_as(q.mean))
+        yield name, Gaussian.of(q.mean, q.var.expand_as(q.mean))
         if q.scales is not None:
             for part in ("group", "layer"):
                 mean, logvar = getattr(q.scales, f"{part}_mean"), getattr(q.scales, f"{part}_logvar")
                 yield (
-                    ".".join(filter(None, ("net", path, "scales", f"{part}_mean"))),
+                    ".".join(filter(None, (path, "scales", f"{part}_mean"))),
                     Gaussian.of(mean, logvar.exp()),
                 )

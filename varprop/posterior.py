@@ -199,7 +199,7 @@ def random_bias(layer: Layer) -> Activation | None:
 def draw(net: nn.Module, n: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
     """n Monte Carlo samples of every random tensor, stacked in front, by name.
 
-    With `torch.func.functional_call` and `vmap` they run as n plain networks.
+    With `substituted` and `vmap` they run as n plain networks.
 
     >>> net = vp.variational(nn.Sequential(nn.Linear(3, 2)))
     >>> vp.posterior.draw(net, 5)["0.weight"].shape

@@ -278,7 +278,7 @@ def scattered(
     method: Method, function: Function, x: Value, dim: int, index: Tensor, source: Value, *, alpha: float = 1
 ) -> Gaussian:
     """x with entries of a source added where an index says, as messages arrive at the nodes of a graph."""
-    add = {"scatter_add": torch.scatter_add, "index_add": torch.index_add}[function.__name__.rstrip("_")]
+    add: Function = getattr(torch, function.__name__.rstrip("_"))  # not in place
     a, b = as_gaussian(x), as_gaussian(_times(source, alpha))
     return Gaussian.of(add(a.mean, dim, index, b.mean), add(a.var, dim, index, b.var))
 

@@ -13,18 +13,18 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from .. import moments
 from ..gaussian import Activation, Gaussian, mean_of
 from ..jacobian import correlated
 from ..methods.base import Call, Method, Value
-from ..methods.precision import Bound
 from ..methods.tables import DVI, EXACT
 from ..objectives import ELBO
 from ..posterior import Layer, draw, is_random, posteriors
 from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture
 from ..priors import Prior
+from ..substitution import substituted
 from .metrics import log_likelihood, rmse
 
 BATCH = 1000
@@ -200,14 +200,13 @@ def _networks(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]
     """Plain passes with weights sampled from the posterior, the same samples for every part of the data."""
 
     parameters = {name: p for name, p in elbo.net.named_parameters() if "logvar" in name}
-    no_variance = {f"net.{name}": torch.full_like(p, -torch.inf) for name, p in parameters.items()}
+    no_variance = {name: torch.full_like(p, -torch.inf) for name, p in parameters.items()}
 
     def run(weights: dict[str, Tensor], x: Tensor) -> Tensor:
         if not elbo.method.scaled:
-            return functional_call(elbo.net, weights, (x,))
+            return substituted(elbo.net, weights, nn.Module.__call__, x)
         # The plain network does not scale its sums; the method does, on weights without variance.
-        fixed = {f"net.{name}": weight for name, weight in weights.items()} | no_variance
-        return mean_of(functional_call(Bound(elbo.net), fixed, (elbo.method, x)))
+        return mean_of(substituted(elbo.net, weights | no_variance, elbo.method, x))
 
     # torch cannot map its recurrent layers over weights.
     mapped = not any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in elbo.net.modules())

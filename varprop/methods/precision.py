@@ -7,20 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..gaussian import Gaussian
-
-
-class Bound(nn.Module):
-    """A network to which `functional_call` applies any function, so that it can replace the weights."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return function(self.net, *args, **options)
+from ..substitution import substituted
 
 
 def needs_single(module: nn.Module, args: Iterable[Any] = ()) -> bool:
@@ -48,8 +37,7 @@ def in_single(function: Callable[..., Any], module: nn.Module, *args: Any, **opt
     """
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     single = {name: _single(value) for name, value in named.items() if value.dtype is torch.float16}
-    replaced = {f"net.{name}": value for name, value in single.items()}
-    result = functional_call(Bound(module), replaced, (function, *map(_single, args)), options)
+    result = substituted(module, single, function, *map(_single, args), **options)
     with torch.no_grad():
         for name, buffer in module.named_buffers():  # running statistics have moved in the copy
             if name in single:

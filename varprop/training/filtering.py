@@ -7,13 +7,14 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from ..methods import PBP, Method
 from ..methods.tables import scale
 from ..objectives import LogMarginal
 from ..posterior import posteriors
 from ..predictive import NormalPredictive
+from ..substitution import substituted
 from .tape import record
 
 
@@ -173,7 +174,8 @@ class AssumedDensityFilter:
         """
 
         def log_z(mean: Tensor, logvar: Tensor) -> tuple[Tensor, Tensor]:
-            z = functional_call(self.log_marginal, self._parameters(mean, logvar), (x, y, q.noise.variances))
+            weights = self._parameters(mean, logvar)
+            z = substituted(self.log_marginal, weights, nn.Module.__call__, x, y, q.noise.variances)
             return z[0], z
 
         (g_mean, g_logvar), z = grad(log_z, argnums=(0, 1), has_aux=True)(q.mean, q.logvar)

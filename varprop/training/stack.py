@@ -8,10 +8,10 @@ from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import stack_module_state, vmap
 
-from ..methods.precision import Bound
 from ..objectives import ELBO
+from ..substitution import substituted
 from .epochs import step
 from .tape import Program, record
 
@@ -24,10 +24,9 @@ class Stack:
 
     def __init__(self, members: Sequence[ELBO]) -> None:
         self.members = list(members)
-        self.bound = [Bound(member) for member in members]
         self.params: Tensors
         self.buffers: Tensors
-        self.params, self.buffers = stack_module_state(list[nn.Module](self.bound))
+        self.params, self.buffers = stack_module_state(list[nn.Module](self.members))
         self.trained = [p for p in self.params.values() if p.requires_grad]
         self.programs: dict[int, Program] = {}
         """(params, buffers, kl_weight, *batch) -> averages and gradients, by the size of the batch."""
@@ -41,7 +40,7 @@ class Stack:
 
     def train(self, mode: bool = True) -> None:
         """Set the mode of the first objective, whose operations are run for all."""
-        self.bound[0].train(mode)
+        self.members[0].train(mode)
 
     @torch.no_grad()
     def map(self, function: Callable[..., Result], *args: Tensor) -> Result:
@@ -69,10 +68,10 @@ class Stack:
     def write_back(self) -> None:
         """Give each objective the values of its replica, in evaluation mode."""
         state = self.state
-        for r, (member, bound) in enumerate(zip(self.members, self.bound, strict=True)):
-            for name, value in (*bound.named_parameters(), *bound.named_buffers()):
+        for r, member in enumerate(self.members):
+            for name, value in (*member.named_parameters(), *member.named_buffers()):
                 value.copy_(state[name][r])
-            bound.eval()
+            member.eval()
             member.seen = member.n_data
 
     def _mapped(
@@ -84,8 +83,7 @@ class Stack:
         *args: Tensor,
     ) -> Result:
         def one(params: Tensors, buffers: Tensors, *args: Tensor) -> Result:
-            result: Result = functional_call(self.bound[0], (params, buffers), (function, *args))
-            return result
+            return substituted(self.members[0], params | buffers, function, *args)
 
         return vmap(one, randomness=randomness)(params, buffers, *args)
 
