@@ -478,3 +478,9 @@ def test_smooth_statistics_of_narrow_entries_agree_with_sampling(function: base.
         function(x.sample((20_000,)).flatten(0, 1)).unflatten(0, (-1, 2)),
     )
     assert difference(f, samples) == ""
+
+
+def test_an_option_that_the_layer_does_not_have() -> None:
+    net = Function(lambda x: F.interpolate(x, scale_factor=2, mode="nearest", antialias=False))
+    x = Gaussian(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
+    assert [step.kind.word for step in vp.summary(net, vp.DVI, x).operations] == ["exact"]

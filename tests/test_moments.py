@@ -229,7 +229,7 @@ def test_gradients_of_relu_are_those_of_finite_differences(relu: Callable[[Gauss
     assert torch.autograd.gradcheck(both, (m, v))
 
 
-@pytest.mark.parametrize("g", [torch.sigmoid, nn.GELU(), nn.Softplus()])
+@pytest.mark.parametrize("g", [torch.sigmoid, nn.GELU(), nn.Softplus(), nn.SiLU(inplace=True)])
 def test_derivatives_of_smooth_functions_are_those_of_the_quadrature(g: Callable[[Tensor], Tensor]) -> None:
     def values(quadrature: bool) -> list[Tensor]:
         m = torch.linspace(-3, 3, 12, dtype=torch.float64).requires_grad_()

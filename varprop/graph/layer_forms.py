@@ -43,7 +43,7 @@ def _as_layer(
 def _layer(kind: Build, names: str, x: Activation, *args: Value, **options: Value) -> nn.Module:
     """The layer of this kind, for a function whose arguments after the input have these names."""
     options = {**dict(zip(names.split(), args, strict=False)), **options}
-    for name in ("inplace", "_stacklevel", "dtype"):
+    for name in ("inplace", "_stacklevel", "dtype", "antialias"):
         options.pop(name, None)
     training = options.pop("training", True)
     return kind(**options).train(training)

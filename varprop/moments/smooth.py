@@ -85,7 +85,8 @@ class _Quadrature(torch.autograd.Function):
         x = Gaussian.of(m, v)
         nodes, weights = hermite(x)
         at = m + x.std * nodes
-        values, pull = vjp(ctx.g, at)[:2]
+        writes = getattr(ctx.g, "inplace", False)
+        values, pull = vjp(lambda t: ctx.g(t.clone() if writes else t), at)[:2]
         (slopes,) = pull(torch.ones_like(values))
         moves = torch.stack([weights.flatten(), (weights * nodes).flatten()])  # by the mean, and by the std
         by_v = torch.where(v > 0, 0.5 / torch.where(v > 0, x.std, 1.0), 0.0)  # ds/dv
