@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias
@@ -19,6 +20,8 @@ from .networks import Case
 Run: TypeAlias = Callable[[], object]
 Mode: TypeAlias = Literal["training", "inference"]
 PLAIN, BY_HAND, CORRELATED = "plain", "by hand", "correlated"
+KEPT = ", kept"
+"""Ends the name of a contestant that predicts with a `vp.WeightCache`."""
 METHODS: dict[str, tuple[vp.Method, Form]] = {
     PLAIN: (vp.DETERMINISTIC, "full"),
     "vbp": (vp.VBP, "full"),
@@ -67,13 +70,15 @@ def _by_hand(net: nn.Module, case: Case) -> Callable[[Tensor, Tensor], Tensor]:
 def inference(case: Case, rows: int, name: str, compiled: bool = False) -> Run:
     """A pass of the network in evaluation mode; of a method that samples, one sample."""
     x, _ = case.data(rows)
+    cache = vp.WeightCache() if name.endswith(KEPT) else nullcontext()
+    name = name.removesuffix(KEPT)
     net = objective(case, "vbp" if name == CORRELATED else name).net.eval()
     method: Callable[[nn.Module, Tensor], object] = vp.correlated if name == CORRELATED else METHODS[name][0]
     passed: Callable[[Tensor], object] = lambda x: method(net, x)  # noqa: E731
     run = torch.compile(passed) if compiled else passed
 
     def infer() -> object:
-        with torch.no_grad():
+        with torch.no_grad(), cache:
             return run(x)
 
     return infer

@@ -20,6 +20,8 @@ TITLES = {
     "cvbp": "CVBP",
     "local_reparam": "LOCAL_REPARAM",
     "factored": "VBP, factored",
+    "vbp, kept": "VBP, kept",
+    "dvi, kept": "DVI, kept",
     "correlated": "correlated",
     "by hand": "by hand",
 }
@@ -37,7 +39,8 @@ contestants take turns. A number is the median of the ratios to the plain networ
 quartiles in brackets.
 
 "Plain" is the same network in the same objective with `vp.DETERMINISTIC`; "by hand" is a training loop in
-torch alone. A pass of LOCAL_REPARAM is one sample. `vp.correlated` is measured for single inputs."""
+torch alone. A pass of LOCAL_REPARAM is one sample. "Kept" is with a `vp.WeightCache`. `vp.correlated` is
+measured for single inputs."""
 
 
 FAIRNESS = """Log-likelihoods are of {splits} published split(s) of concrete, one seed each.

@@ -22,7 +22,18 @@ from torch.profiler import ProfilerActivity, profile
 from experiments import cells
 from varprop.training.stack import Stack
 
-from .contestants import BY_HAND, CORRELATED, METHODS, PLAIN, Run, exported, inference, objective, training
+from .contestants import (
+    BY_HAND,
+    CORRELATED,
+    KEPT,
+    METHODS,
+    PLAIN,
+    Run,
+    exported,
+    inference,
+    objective,
+    training,
+)
 from .networks import CASES, Case, perceptron
 from .turns import compared, take_turns
 
@@ -39,7 +50,8 @@ def contestants(mode: str, batch: int) -> list[str]:
     """Who takes part: correlations are for predictions, and cost as much as many passes."""
     if mode == "training":
         return [*METHODS, BY_HAND]
-    return [*METHODS, CORRELATED] if batch == 1 else list(METHODS)
+    kept = [f"{who}{KEPT}" for who in ("vbp", "dvi")]
+    return [*METHODS, *kept, CORRELATED] if batch == 1 else [*METHODS, *kept]
 
 
 def measure(runs: Mapping[str, Run], seconds: float, clock: Callable[[], float] = time.process_time) -> Any:

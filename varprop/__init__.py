@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import likelihoods, methods, moments, predictive, priors
+    from .cache import WeightCache
     from .gaussian import Gaussian
     from .inspect import metrics
     from .inspect.consistency import Audit, audit
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .training.streaming import update
 
 _NAMES = {
+    "cache": "WeightCache",
     "gaussian": "Gaussian",
     "inspect.consistency": "Audit audit",
     "inspect.explanation": "Explanation explain",
@@ -110,6 +112,7 @@ __all__ = [
     "NoRuleError",
     "Rule",
     "Terms",
+    "WeightCache",
     "audit",
     "calibrate",
     "centred",

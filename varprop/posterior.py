@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from .cache import of_weight
 from .gaussian import Activation, Gaussian
 from .horseshoe import Scales
 from .moments import FactoredWeight, Outer, Weight, per_channel
@@ -41,7 +42,7 @@ class Posterior:
 
     @property
     def var(self) -> Tensor:
-        return self._without_padding(self.logvar.exp())
+        return self._without_padding(of_weight(torch.exp, self.logvar))
 
     @property
     def std(self) -> Tensor:
@@ -175,7 +176,7 @@ def random_tensor(layer: Layer, name: str) -> Activation | None:
     """The layer's tensor of this name, with its variance if it is random; None if there is no such tensor."""
     tensor: Tensor | None = getattr(layer, name, None)
     logvar = layer._parameters.get(f"{name}_logvar")
-    return tensor if tensor is None or logvar is None else Gaussian.of(tensor, logvar.exp())
+    return tensor if tensor is None or logvar is None else Gaussian.of(tensor, of_weight(torch.exp, logvar))
 
 
 def random_weight(layer: Layer) -> Weight:

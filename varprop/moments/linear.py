@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from ..cache import of_weight
 from ..gaussian import Activation, Gaussian, mean_of, second_moment_of
 
 Op = Callable[..., Tensor]
@@ -49,7 +51,7 @@ def affine(op: Op, x: Activation, weight: Weight, bias: Activation | None = None
     mean = op(mean_of(x), w, None if bias is None else mean_of(bias))
     parts = []
     if isinstance(x, Gaussian):
-        parts.append(op(x.var, w.square()))
+        parts.append(op(x.var, of_weight(torch.square, w)))
     if isinstance(weight, Gaussian):
         parts.append(op(second_moment_of(x), weight.var))
     if isinstance(weight, FactoredWeight):
