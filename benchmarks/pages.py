@@ -95,6 +95,16 @@ def memory(found: Mapping[str, Any]) -> str:
     return markdown(lines)
 
 
+def shares(found: Mapping[str, Any]) -> str:
+    kinds = {"products": "products", "entries": "entry by entry", "optimiser": "optimiser"}
+    lines = [["network", "step of", *kinds.values(), "all"]]
+    for network, by_method in found.items():
+        for who, row in by_method.items():
+            numbers = *(row[kind] for kind in kinds), sum(row.values())
+            lines.append([network, TITLES[who], *(f"{number:.2f}" for number in numbers)])
+    return markdown(lines)
+
+
 def growth(found: Mapping[str, Any]) -> str:
     lines = [["as it grows", *(TITLES[name] for name in ("plain", "vbp", "dvi"))]]
     for axis, part in found.items():
@@ -137,6 +147,15 @@ def page(results: Path) -> str:
     cell = load(results / "run" / "memory.json")
     if cell is not None:
         parts += ["## Peak memory of a training step", source("run/memory", cell), memory(cell["found"])]
+    cell = load(results / "run" / "shares.json")
+    if cell is not None:
+        parts += ["## Where the time of a training step goes", source("run/shares", cell)]
+        parts.append(
+            "By torch's profiler, as multiples of the plain network's step: matrix products and "
+            "convolutions, operations on single entries, and the optimiser. A layer with random weights and "
+            "inputs takes three products where the plain one takes one."
+        )
+        parts.append(shares(cell["found"]))
     cell = load(results / "run" / "growth.json")
     if cell is not None:
         parts += ["## Growth", source("run/growth", cell)]

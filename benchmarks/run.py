@@ -149,6 +149,39 @@ def peak(make: Callable[[], Run]) -> int:
     return most
 
 
+KINDS = {
+    "products": ("conv", "mm", "addmv", "dot"),
+    "optimiser": ("adam",),
+}
+"""Operations of torch by parts of their names; all others work entry by entry."""
+
+
+def shares(networks: Sequence[str], seconds: float) -> Any:
+    """Where the time of a training step goes, as multiples of the plain network's step."""
+    found: dict[str, Any] = {}
+    for name in networks:
+        case = CASES[name]
+        spent = {who: by_kind(training(case, case.batch, who)) for who in (PLAIN, "vbp", "dvi", "factored")}
+        plain = sum(spent[PLAIN].values())
+        found[name] = {who: {kind: t / plain for kind, t in row.items()} for who, row in spent.items()}
+        print(name, found[name], flush=True)
+    return found
+
+
+def by_kind(step: Run, steps: int = 5) -> dict[str, float]:
+    """The processor time of a step in matrix products and convolutions, in the optimiser, and in the rest."""
+    for _ in range(2):
+        step()
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        for _ in range(steps):
+            step()
+    spent = dict.fromkeys((*KINDS, "entries"), 0.0)
+    for event in recorded.key_averages():
+        kinds = (kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
+        spent[next(kinds, "entries")] += event.self_cpu_time_total / steps
+    return spent
+
+
 def growth(networks: Sequence[str], seconds: float) -> Any:
     """Training steps of perceptrons as the width, the depth and the batch grow."""
     axes: dict[str, tuple[Sequence[int], Callable[[int], tuple[Case, int]]]] = {
@@ -219,6 +252,7 @@ PARTS: dict[str, Part] = {
     "compiled": compiled,
     "onnx": onnx,
     "memory": memory,
+    "shares": shares,
     "growth": growth,
     "replicas": replicas,
 }

@@ -20,6 +20,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from varprop.gaussian import Activation, move
 
+from .operators import declare_torchvision
+
 EXAMPLES, CLASSES = 2, 10
 
 
@@ -55,21 +57,9 @@ def add(package: str, **builders: Callable[[], Built]) -> None:
 
 
 def package(name: str) -> Any:
-    """A package, imported when a network of it is built.
-
-    The compiled operators of torchvision do not load beside the CPU build of torch. Two schemas are declared
-    here, because its import adds to these operators.
-    """
-    if find_spec("torchvision") is not None:
-        _declare_operators()  # others import it
+    """A package, imported when a network of it is built."""
+    declare_torchvision()  # others import it
     return import_module(name)
-
-
-def _declare_operators() -> None:
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            torch.library.define(f"torchvision::{name}", schema)
 
 
 # -------------------- inputs and outputs

@@ -27,7 +27,7 @@ def little_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_and_its_page(tmp_path: Path) -> None:
-    parts = ["steps", "threads", "memory", "replicas"]
+    parts = ["steps", "threads", "memory", "replicas", "shares"]
     arguments = [
         "--parts",
         *parts,
@@ -48,6 +48,7 @@ def test_a_run_and_its_page(tmp_path: Path) -> None:
     page = (tmp_path / "page.md").read_text()
     assert f"{row['dvi']['ratio']:.2f} [" in page
     assert "## Peak memory of a training step" in page
+    assert "## Where the time of a training step goes" in page
 
 
 def test_ratios_are_taken_within_rounds_and_the_clock_bounds_them() -> None:

@@ -25,7 +25,7 @@ import torch
 from experiments import cells, data
 
 from ..turns import Times, compared
-from .adapters import ADAPTERS, OURS
+from .adapters import OURS
 from .environments import CACHE, PEERS, interpreter
 
 RESULT = Path(__file__).parents[1] / "results" / "peers.json"
@@ -34,7 +34,6 @@ NETWORKS = "perceptron", "wide perceptron", "LeNet-small", "LeNet-CIFAR"
 ROWS = {"LeNet-CIFAR": 32}
 """A smaller batch where a hundred samples of a larger one would take minutes."""
 DIGITS = 2000
-NO_ADAPTER = "not measured, because benchmarks/peers/adapters.py has no adapter for it yet"
 
 
 class Process:
@@ -74,14 +73,11 @@ def started(peers: Sequence[str], folder: Path, failed: dict[str, str]) -> dict[
     """The plain network, varprop and all peers that can be installed."""
     found = {name: Process(name, Path(sys.executable)) for name in OURS}
     for peer in peers:
-        if peer not in ADAPTERS:
-            failed[peer] = NO_ADAPTER
-            continue
         try:
-            found[peer] = Process(peer, interpreter(peer, folder))
-            found[peer].ask("samples")
-        except (RuntimeError, subprocess.CalledProcessError) as error:
-            found.pop(peer, None)
+            process = Process(peer, interpreter(peer, folder))
+            process.ask("samples")
+            found[peer] = process
+        except (RuntimeError, subprocess.CalledProcessError) as error:  # noqa: PERF203
             failed[peer] = f"does not install or run: {error}"
     return found
 

@@ -10,9 +10,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from experiments.operators import declare_torchvision
 
 from ..networks import Case
 
@@ -230,6 +233,107 @@ class LaplaceTorch(Peer):
         return mean.detach().unsqueeze(0), (var.squeeze(-1) + torch.exp(self.log_noise)).detach().unsqueeze(0)
 
 
+class TorchUncertainty(Sampled):
+    def build(self, case: Case) -> nn.Module:
+        declare_torchvision()
+        from torch_uncertainty.layers import BayesConv2d, BayesLinear
+        from torch_uncertainty.losses import KLDiv
+
+        def layer_of(layer: Any) -> nn.Module:
+            if isinstance(layer, nn.Linear):
+                return BayesLinear(layer.in_features, layer.out_features)
+            options = {"stride": layer.stride, "padding": layer.padding}
+            return BayesConv2d(layer.in_channels, layer.out_channels, layer.kernel_size, **options)
+
+        net = replaced(case.net(), layer_of)
+        self.divergence = KLDiv(net)
+        return net
+
+    def kl(self) -> Tensor:
+        return self.divergence().squeeze()
+
+
+class VBLL(Peer):
+    """A plain network with a variational last layer, whose posterior is in closed form."""
+
+    def build(self, case: Case) -> nn.Module:
+        import vbll
+
+        *features, last = case.net().children()
+        assert isinstance(last, nn.Linear)
+        sizes = last.in_features, last.out_features, 1 / self.n_data
+        if case.classes is None:
+            return nn.Sequential(*features, vbll.Regression(*sizes))
+        return nn.Sequential(*features, vbll.DiscClassification(*sizes, parameterization="diagonal"))
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for p in self.net.parameters() if p.requires_grad]
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.net(x).train_loss_fn(y)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+        predicted = self.net(x).predictive
+        if self.classes is not None:
+            return predicted.probs.log(), predicted.probs
+        return predicted.mean.unsqueeze(0), predicted.variance.unsqueeze(0)
+
+
+class PyTAGI(Peer):
+    """Closed-form updates of every weight, without torch; classes are leaves of a binary tree."""
+
+    def build(self, case: Case) -> nn.Module:
+        from pytagi import Utils
+        from pytagi import nn as tagi
+
+        self.tools, size = Utils(), case.shape[-1]
+        outputs = 2 if case.classes is None else self.tools.get_hierarchical_softmax(case.classes).len
+        layers: list[Any] = []
+        plain = [layer for layer in case.net().children() if not isinstance(layer, nn.Flatten)]
+        for layer in plain:
+            if isinstance(layer, nn.ReLU):
+                layers.append(tagi.ReLU())
+            elif isinstance(layer, nn.Conv2d):
+                sizes = layer.in_channels, layer.out_channels, layer.kernel_size[0]
+                first = {} if layers else {"in_width": size, "in_height": size}
+                layers.append(tagi.Conv2d(*sizes, stride=layer.stride[0], **first))
+            else:
+                width = outputs if layer is plain[-1] else layer.out_features
+                layers.append(tagi.Linear(layer.in_features, width))
+        if case.classes is None:
+            layers.append(tagi.EvenExp())  # the second output is the variance of the noise
+        self.tagi = tagi.Sequential(*layers)
+        self.tagi.set_threads(1)
+        self.updater = tagi.OutputUpdater(self.tagi.device)
+        return nn.Module()
+
+    def make_optimiser(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([self.log_noise])  # never used: the updates are its own
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        self.tagi(x.flatten().numpy())
+        states = self.tagi.output_z_buffer, self.tagi.input_delta_z_buffer
+        if self.classes is None:
+            self.updater.update_heteros(states[0], y.flatten().numpy(), states[1])
+        else:
+            seen, at, _ = self.tools.label_to_obs(y.numpy(), self.classes)
+            self.updater.update_using_indices(states[0], seen, np.ones_like(seen), at, states[1])
+        self.tagi.backward()
+        self.tagi.step()
+
+    def predict(self, x: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+        mean, var = (torch.from_numpy(a) for a in self.tagi(x.flatten().numpy()))
+        if self.classes is not None:
+            tree = self.tools.get_hierarchical_softmax(self.classes)
+            found = self.tools.obs_to_label_prob(mean.numpy(), var.numpy(), tree, self.classes)
+            probs = torch.from_numpy(found).view(len(x), -1)[:, : self.classes]
+            probs = (probs / probs.sum(1, keepdim=True)).clamp(min=1e-12)
+            return probs.log(), probs
+        mean, var = mean.view(len(x), 2), var.view(len(x), 2)
+        return mean[None, :, :1], (var[:, :1] + mean[:, 1:]).unsqueeze(0)
+
+
 class Varprop(Peer):
     """This library, with what it recommends."""
 
@@ -274,4 +378,7 @@ ADAPTERS: dict[str, type[Peer]] = {
     "torchbnn": TorchBNN,
     "blitz": Blitz,
     "ivon": Ivon,
+    "vbll": VBLL,
+    "pytagi": PyTAGI,
+    "torch-uncertainty": TorchUncertainty,
 }

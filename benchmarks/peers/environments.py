@@ -34,7 +34,10 @@ PEERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pytagi": ("pytagi==0.1.12", ("pandas", "tqdm")),
     "torch-uncertainty": (
         "torch-uncertainty==0.13.0",
-        ("einops", "seaborn", "scipy", "lightning<2.7", "torchmetrics", "timm", "scikit-learn"),
+        (
+            *("einops", "seaborn", "scipy", "lightning<2.7", "torchmetrics", "scikit-learn"),
+            *("rich", "jsonargparse", "timm", "torchvision==0.28.0"),
+        ),
     ),
 }
 """The pinned version of each peer, and what else it imports.
@@ -60,8 +63,8 @@ def interpreter(peer: str, folder: Path) -> Path:
     return python
 
 
-_TORCHVISION = ("asdfghjkl", "backpack", "timm")
-"""Packages that would bring torchvision along."""
+_TORCHVISION = ("asdfghjkl", "backpack", "timm", "torchvision")
+"""Packages that would bring torchvision along with what it asks for."""
 
 
 def _install(python: Path, *packages: str) -> None:
