@@ -61,13 +61,30 @@ def test_shell_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
         assert result.exit_code == 0, result.output
 
 
+LENET, PERCEPTRON = ("LeNet-small", "128"), ("perceptron", "32")
+
+
+def step_ratios(network: str, batch: str) -> dict[str, list[float]]:
+    """The cost of a training step by method, eager and compiled."""
+    runs = ROOT / "benchmarks" / "results" / "run"
+    found = [json.loads((runs / f"{part}.json").read_text())["found"] for part in ("steps", "compiled")]
+    rows = [part[network]["training"][batch] for part in found]
+    return {method: [row[method]["ratio"] for row in rows] for method in ("vbp", "dvi", "cvbp")}
+
+
+@pytest.mark.parametrize("row", [LENET, PERCEPTRON])
+def test_the_page_of_choices_states_the_committed_speed(row: tuple[str, str]) -> None:
+    eager, compiled = zip(*step_ratios(*row).values(), strict=True)
+    numbers = " | ".join(f"{ratio:.1f}" for ratio in (*eager, *compiled))
+    assert f"batch of {row[1]} | {numbers} |" in (DOCS / "choose.md").read_text()
+
+
 def test_the_readme_states_the_committed_speed_and_calibration() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
-    seconds = json.loads((ROOT / "benchmarks" / "results" / "step.json").read_text())["seconds"]
-    times = {name: row["dvi"] / row["plain"] for name, row in seconds.items()}
-    assert f"with `vp.DVI` takes {times['lenet']:.1f} times as long" in readme
-    assert f"{times['lenet, compiled']:.1f} times when both are compiled" in readme
-    assert f"it is {times['mlp']:.1f} and {times['mlp, compiled']:.1f} times" in readme
+    lenet, perceptron = (step_ratios(*row) for row in (LENET, PERCEPTRON))
+    assert f"with `vp.DVI` takes {lenet['dvi'][0]:.1f} times as long" in readme
+    assert f"{lenet['dvi'][1]:.1f} times when both are compiled" in readme
+    assert f"it is {perceptron['dvi'][0]:.1f} and {perceptron['dvi'][1]:.1f} times" in readme
     cells = (ROOT / "experiments" / "results" / "table1" / "dvi-cosine").glob("*.json")
     shares = [
         np.mean([split["own"]["coverage"] for split in json.loads(path.read_text())["splits"]])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import against, lbfgs, replicas, step, stream
+from benchmarks import lbfgs, stream
 from benchmarks import tables as table_times
 from experiments import (
     accuracy,
@@ -333,26 +333,6 @@ def test_the_page_of_results_is_made_of_the_committed_cells(tmp_path: Path) -> N
     assert (tmp_path / "RESULTS.md").read_text() == (
         Path(tables.__file__).parent / "RESULTS.md"
     ).read_text(), "python -m experiments.tables"
-
-
-def test_the_benchmark_of_a_step_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "NETWORKS", {"mlp": step.mlp})
-    step.main(["--steps", "1", "--out", str(tmp_path / "step.json")])
-    assert json.loads((tmp_path / "step.json").read_text())["against_vbp"]["mlp"]["vbp"] == 1
-
-
-def test_the_race_of_two_checkouts_from_end_to_end(tmp_path: Path) -> None:
-    out = tmp_path / "against.json"
-    against.main([str(against.HERE), "--rounds", "1", "--steps", "2", "--out", str(out)])
-    assert json.loads(out.read_text())["against_the_other"].keys() == {"vbp", "cvbp", "dvi"}
-
-
-def test_the_benchmark_of_replicas_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y, train, test = made_up("boston")
-    monkeypatch.setattr(data, "uci", lambda name: (x, y, train[:3], test[:3]))
-    replicas.main(["--epochs", "1", "--out", str(tmp_path / "replicas.json")])
-    seconds = json.loads((tmp_path / "replicas.json").read_text())["seconds"]
-    assert (len(seconds["one_by_one"]), len(seconds["at_once"])) == (3, 1)
 
 
 @pytest.mark.usefixtures("without_files")
