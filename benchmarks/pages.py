@@ -159,7 +159,11 @@ def page(results: Path) -> str:
     cell = load(results / "run" / "growth.json")
     if cell is not None:
         parts += ["## Growth", source("run/growth", cell)]
-        parts.append("Exponents of the time of a training step, fitted to the larger half of the sizes.")
+        parts.append(
+            "Exponents of the time of a training step, fitted to the larger half of the sizes. With torch's "
+            "own initial weights, the numbers of a deep perceptron shrink from layer to layer until they are "
+            'subnormal, with which processors are slow; "flushed" is with `torch.set_flush_denormal(True)`.'
+        )
         parts += [
             growth(cell["found"]),
             "![Time of a training step by width, depth and batch](../docs/figures/growth.png)",
@@ -189,7 +193,9 @@ def draw(results: Path, folder: Path) -> None:
 
     cell = load(results / "run" / "growth.json")
     if cell is not None:
-        figure, axes = plt.subplots(1, 3, figsize=(9, 2.8), layout="constrained", sharey=True)
+        figure, axes = plt.subplots(
+            1, len(cell["found"]), figsize=(10, 2.8), layout="constrained", sharey=True
+        )
         for axis, (name, part) in zip(axes, cell["found"].items(), strict=True):
             for who in ("plain", "vbp", "dvi"):
                 sizes = [int(n) for n in part["rows"]]

@@ -182,16 +182,22 @@ def by_kind(step: Run, steps: int = 5) -> dict[str, float]:
     return spent
 
 
+FLUSHED = "depth, flushed"
+"""With subnormal numbers as zero. The variances of deep networks become so small that they are subnormal."""
+
+
 def growth(networks: Sequence[str], seconds: float) -> Any:
     """Training steps of perceptrons as the width, the depth and the batch grow."""
     axes: dict[str, tuple[Sequence[int], Callable[[int], tuple[Case, int]]]] = {
         "width": ((64, 128, 256, 512, 1024, 2048), lambda n: (_perceptron(n, 2), 128)),
         "depth": ((1, 2, 4, 8, 16), lambda n: (_perceptron(512, n), 128)),
+        FLUSHED: ((1, 2, 4, 8, 16), lambda n: (_perceptron(512, n), 128)),
         "batch": ((32, 64, 128, 256, 512, 1024), lambda n: (_perceptron(512, 2), n)),
     }
     found: dict[str, Any] = {}
     for axis, (sizes, made) in axes.items():
         rows: dict[int, Any] = {}
+        torch.set_flush_denormal(axis == FLUSHED)
         for n in sizes:
             case, batch = made(n)
             rows[n] = measure({who: training(case, batch, who) for who in (PLAIN, "vbp", "dvi")}, seconds)
