@@ -15,6 +15,7 @@ def substituted(
     net: nn.Module,
     tensors: Mapping[str, Tensor],
     function: Callable[..., Result],
+    /,
     *args: Any,
     **options: Any,
 ) -> Result:
@@ -38,7 +39,7 @@ class _Bound(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def forward(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         return function(self.net, *args, **options)
 
 
