@@ -301,8 +301,13 @@ def test_training_with_inputs_by_name_is_training_with_tensors() -> None:
     pd.testing.assert_frame_equal(*losses)
 
 
-def test_compiling_a_recorded_network() -> None:
-    net, x = random(Net(by_shape)), torch.randn(3, 4)
+def with_token(net: Net, x: Tensor) -> Tensor:
+    return net.b(F.relu(net.a(x) + net.a.bias.expand(len(x), -1)))
+
+
+@pytest.mark.parametrize("body", [by_shape, with_token])
+def test_compiling_a_recorded_network(body: Callable[[Net, Tensor], object]) -> None:
+    net, x = random(Net(body)), torch.randn(3, 4)
     net.b.weight.requires_grad_(False)
     compiled = torch.compile(lambda x: vp.DVI(net, x).var, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), vp.DVI(net, x).var)

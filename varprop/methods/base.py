@@ -286,7 +286,8 @@ def callable_of(operation: Operation, args: tuple[Value, ...]) -> Function:
     """A layer or a function as it is; a tensor method by its name."""
     if not isinstance(operation, str):
         return operation
-    method: Function = getattr(Tensor if is_random_value(args) else type(args[0]), operation)
+    is_tensor = is_random_value(args) or isinstance(args[0], Tensor)  # the compiler does not know Parameter's
+    method: Function = getattr(Tensor if is_tensor else type(args[0]), operation)
     return method
 
 
