@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -55,8 +56,9 @@ class Process:
         """The answer of the worker, or a RuntimeError with its reason."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"do": do, **request}) + "\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("@"):
                 answer = json.loads(line[1:])

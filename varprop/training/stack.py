@@ -24,6 +24,8 @@ class Stack:
 
     def __init__(self, members: Sequence[ELBO]) -> None:
         self.members = list(members)
+        for member in self.members:
+            member.train(members[0].training)  # the first runs for all
         self.params: Tensors
         self.buffers: Tensors
         self.params, self.buffers = stack_module_state(list[nn.Module](self.members))
