@@ -217,7 +217,12 @@ def draw(results: Path, folder: Path) -> None:
                 score = [score["log_likelihood"] for score in run["scores"]]
                 ours = name.startswith("varprop")
                 axis.semilogx(
-                    cost, score, "*-" if ours else "o-", ms=11 if ours else 4, color=f"C{k}", label=name
+                    cost,
+                    score,
+                    "*-" if ours else "o-",
+                    ms=11 if ours else 4,
+                    color=f"C{k - 1}" if k else "black",
+                    label=name,
                 )
             axis.set(title=task, xlabel="µs for the prediction of a row")
         axes[0][0].set_ylabel("test log-likelihood")

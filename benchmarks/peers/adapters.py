@@ -326,8 +326,9 @@ class PyTAGI(Peer):
         mean, var = (torch.from_numpy(a) for a in self.tagi(x.flatten().numpy()))
         if self.classes is not None:
             tree = self.tools.get_hierarchical_softmax(self.classes)
-            found = self.tools.obs_to_label_prob(mean.numpy(), var.numpy(), tree, self.classes)
-            probs = torch.from_numpy(found).view(len(x), -1)[:, : self.classes]
+            rows = zip(mean.view(len(x), -1).numpy(), var.view(len(x), -1).numpy(), strict=True)
+            found = [self.tools.obs_to_label_prob(m, v, tree, self.classes) for m, v in rows]
+            probs = torch.from_numpy(np.stack(found))[:, : self.classes]
             probs = (probs / probs.sum(1, keepdim=True)).clamp(min=1e-12)
             return probs.log(), probs
         mean, var = mean.view(len(x), 2), var.view(len(x), 2)
