@@ -18,11 +18,11 @@ Of: TypeAlias = Callable[[Tensor], Tensor]
 class WeightCache:
     """Variances of weights and squares of their means, computed once for many predictions.
 
-    A pass computes them anew, up to half of its time if a network has many weights and a batch has few rows.
-    They are kept for passes inside `with`, without gradients, and take twice the memory of the random weights.
-    A weight that has changed since, by an optimiser, by `load_state_dict` or by any operation of torch, is
-    noticed. Only writes that torch itself does not see, through `.data` or the memory of a NumPy array, need a
-    new cache.
+    A pass computes them anew, up to half of its time if a network has many weights and a batch few rows.
+    They are kept for passes inside `with`, without gradients, and take twice the memory of the random
+    weights. A weight that has changed since, by an optimiser, by `load_state_dict` or by any operation of
+    torch, is noticed. Only writes that torch itself does not see, through `.data` or the memory of a NumPy
+    array, need a new cache.
 
     >>> net, x = vp.variational(nn.Linear(3, 1)), torch.ones(1, 3)
     >>> cache = vp.WeightCache()
