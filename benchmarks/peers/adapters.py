@@ -312,6 +312,7 @@ class PyTAGI(Peer):
         return torch.optim.SGD([self.log_noise])  # never used: the updates are its own
 
     def step(self, x: Tensor, y: Tensor) -> None:
+        self.largest = max(len(x), getattr(self, "largest", 0))
         self.tagi(x.flatten().numpy())
         states = self.tagi.output_z_buffer, self.tagi.input_delta_z_buffer
         if self.classes is None:
@@ -323,6 +324,12 @@ class PyTAGI(Peer):
         self.tagi.step()
 
     def predict(self, x: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+        """In batches, because one that is larger than the first would end the process."""
+        parts = [self.predict_batch(rows) for rows in x.split(self.largest)]
+        means, variances = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
+        return means, variances
+
+    def predict_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, var = (torch.from_numpy(a) for a in self.tagi(x.flatten().numpy()))
         if self.classes is not None:
             tree = self.tools.get_hierarchical_softmax(self.classes)
