@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import varprop as vp
 from benchmarks import lbfgs, stream
 from benchmarks import tables as table_times
 from experiments import (
@@ -20,6 +21,7 @@ from experiments import (
     calibrate,
     cells,
     consistency,
+    correlations,
     data,
     defaults,
     estimators,
@@ -403,3 +405,19 @@ def test_the_correlation_of_positions_from_end_to_end(
     rows = json.loads((tmp_path / "positions.json").read_text())["rows"]
     assert all(0.5 < row["correlated"][0] <= row["correlated"][2] * 1.01 < 1.5 for row in rows)
     assert "| LeNet | noise | -9 | " in capsys.readouterr().out
+
+
+@needs_data
+@pytest.mark.usefixtures("without_files")
+def test_training_with_correlations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(correlations, "TESTED", 20)
+    monkeypatch.setattr(correlations, "DEPTHS", (2,))
+    monkeypatch.setattr(correlations, "METHODS", {"dvi": vp.DVI})
+    sizes = "--splits 2 --epochs 1 --images 64 --image-epochs 1"
+    command = f"--networks yacht LeNet {sizes} --out {tmp_path}".split()
+    correlations.main(command)
+    cell = json.loads((tmp_path / "dvi-correlated" / "yacht-2.json").read_text())
+    assert [set(split) for split in cell["splits"]] == [{"own", "sampled"}] * 2
+    assert "| DVI, correlated |" in capsys.readouterr().out

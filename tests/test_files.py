@@ -70,6 +70,7 @@ X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 8).view(4, 2)
         objective(mlp(), vp.LOCAL_REPARAM, vp.likelihoods.MultiLabel("bound")),
         objective(nn.Sequential(nn.Linear(3, 2)), vp.DETERMINISTIC),
         objective(mlp(), vp.PBP),
+        objective(mlp(), vp.DVI, moments="correlated"),
         objective(mlp().double()),
     ],
     ids=lambda elbo: f"{elbo.method.name} {type(elbo.prior).__name__}",
@@ -77,9 +78,10 @@ X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 8).view(4, 2)
 def test_comes_back_as_it_was(elbo: vp.ELBO, tmp_path: Path) -> None:
     vp.save(elbo, tmp_path / "model")
     again = vp.load(tmp_path / "model")
-    assert (again.n_data, again.kl_z_weight, again.prior, again.method.name) == (
+    assert (again.n_data, again.kl_z_weight, again.moments, again.prior, again.method.name) == (
         7,
         elbo.kl_z_weight,
+        elbo.moments,
         elbo.prior,
         elbo.method.name,
     )

@@ -45,6 +45,57 @@ def test_divergence_counts_once_for_all_data():
         torch.testing.assert_close(objective(net, n_data=n)(x, y), terms.kl / n - terms.data_fit)
 
 
+def averaging() -> nn.Module:
+    """One weight, averaged over positions that it makes equal."""
+
+    class Averaging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv1d(1, 1, 1, bias=False)
+
+        def forward(self, signal: Tensor) -> Tensor:
+            return self.layer(signal.unsqueeze(1)).mean(2)
+
+    return vp.variational(Averaging(), logvar=-2.0)
+
+
+def test_correlated_moments_are_those_that_samples_have():
+    net, (x, y) = averaging(), batch()
+    elbo = objective(net, vp.DVI, moments="correlated")
+    f = vp.correlated(net, x)
+    torch.testing.assert_close(f.var, x.mean(1, keepdim=True).square() * net.layer.weight_logvar.exp().item())
+    fit = likelihoods.Normal(2.0).expected_log_prob(f, y).mean()
+    torch.testing.assert_close(elbo(x, y), elbo.kl() / 40 - fit)
+    torch.testing.assert_close(elbo.predict(x).mean, f.mean)
+    torch.testing.assert_close(elbo.predict(x).epistemic, f.var)
+    honest, hopeful = (
+        vp.audit(objective(net, vp.DVI, moments=moments), x, y, samples=4000)
+        for moments in ("correlated", "independent")
+    )
+    assert honest.consistent
+    assert not hopeful.consistent
+
+
+def test_correlated_moments_take_several_and_keyword_inputs():
+    elbo, (x, y) = objective(averaging(), vp.DVI, moments="correlated"), batch()
+    for given in ((x,), {"signal": x}):
+        torch.testing.assert_close(elbo(given, y), elbo(x, y))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (vp.DVI, {"moments": "exact"}, "moments must be independent or correlated, got 'exact'"),
+        (vp.LOCAL_REPARAM, {"moments": "correlated"}, "need a method with moments"),
+        (vp.DETERMINISTIC, {"moments": "correlated"}, "need a method with moments"),
+        (vp.VBP, {"moments": "correlated", "kl_z_weight": 0.1}, "kl_z_weight=0"),
+    ],
+)
+def test_moments_that_cannot_be_are_refused(method, options, message):
+    with pytest.raises(ValueError, match=message):
+        objective(averaging(), method, **options)
+
+
 def test_size_of_the_data_is_required_and_positive():
     with pytest.raises(TypeError, match="n_data"):
         vp.ELBO(network(), vp.VBP, likelihoods.Normal(), priors.Normal())

@@ -348,6 +348,10 @@ def test_refusals(tmp_path: Path) -> None:
         return objective(mlp(2), method, likelihood or vp.likelihoods.Normal(outputs=2))
 
     x = torch.zeros(1, 3)
+    with_correlations = elbo(vp.DVI)
+    with_correlations.moments = "correlated"
+    with pytest.raises(ValueError, match=r'elbo.moments = "independent"'):
+        vp.export(with_correlations, x)
     with pytest.raises(ValueError, match="LOCAL_REPARAM predicts by sampling"):
         vp.export(elbo(vp.LOCAL_REPARAM), x)
     with pytest.raises(ValueError, match=r"samples.*predicts by sampling"):

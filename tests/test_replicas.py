@@ -42,6 +42,7 @@ class Poisson(vp.likelihoods.Likelihood):
 
 CASES = {
     "vbp": lambda: objective(mlp(), vp.VBP, vp.likelihoods.Normal()),
+    "dvi with correlations": lambda: objective(mlp(), vp.DVI, vp.likelihoods.Normal(), moments="correlated"),
     "vbp with gates": lambda: objective(mlp(), vp.vbp(slope=5.0), vp.likelihoods.Normal(), kl_z_weight=0.1),
     "dvi": lambda: objective(mlp(), vp.DVI, vp.likelihoods.Normal(), prior=vp.priors.EmpiricalBayes()),
     "heteroscedastic": lambda: objective(
@@ -286,6 +287,7 @@ OTHERS = {
     "prior": (lambda: objective(mlp(), vp.VBP, normal(), prior=vp.priors.Normal(9.0)), "its prior"),
     "kind of prior": (lambda: objective(mlp(), vp.VBP, normal(), prior=vp.priors.LogUniform()), "its prior"),
     "gates": (lambda: objective(mlp(), vp.VBP, normal(), kl_z_weight=0.5), "its kl_z_weight"),
+    "moments": (lambda: objective(mlp(), vp.VBP, normal(), moments="correlated"), "its moments"),
     "likelihood": (
         lambda: objective(mlp(), vp.VBP, vp.likelihoods.MultiLabel()),
         r"its likelihood \(MultiLabel instead of Normal\)",

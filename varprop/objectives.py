@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from operator import itemgetter
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,16 @@ from torch.utils import _pytree as pytree
 from . import moments
 from .gaussian import Activation, Gaussian
 from .graph.steps import tensors_in
+from .jacobian import correlated
 from .laplace import Laplace
 from .likelihoods import Likelihood, check_target
-from .methods.base import Call, Method, Value, Which, chosen
+from .methods.base import Call, Method, Value, Which, arguments, chosen
 from .methods.precision import in_single, is_float16
 from .posterior import posteriors
 from .predictive import NormalPredictive, Predictive, concatenate, mixture, per_datum
 from .priors import Prior
+
+Moments: TypeAlias = Literal["independent", "correlated"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class ELBO(nn.Module):
         `docs/trust.md`.
     :param output: which value is meant if the network returns several: an item, an attribute, or a function
         that picks it.
+    :param moments: "independent", those of a pass of the method, or "correlated", those of `vp.correlated`:
+        the variance of a deep network is then true in training as well, at a backward pass for each output.
 
     An input x is a tensor, a tuple of several inputs, or a dictionary of keyword inputs.
 
@@ -103,6 +109,7 @@ class ELBO(nn.Module):
         n_data: float,
         kl_z_weight: float = 0.0,
         output: Which = None,
+        moments: Moments = "independent",
     ) -> None:
         super().__init__()
         if not n_data > 0:
@@ -111,6 +118,12 @@ class ELBO(nn.Module):
             )
         if not (kl_z_weight >= 0 and math.isfinite(kl_z_weight)):
             raise ValueError(f"ELBO: kl_z_weight must be zero or more, got {kl_z_weight}.")
+        if moments not in get_args(Moments):
+            raise ValueError(f"ELBO: moments must be {' or '.join(get_args(Moments))}, got {moments!r}.")
+        if moments == "correlated" and (method.samples or method.deterministic or kl_z_weight):
+            raise ValueError(
+                "ELBO: correlated moments need a method with moments, such as vp.DVI, and kl_z_weight=0."
+            )
         if not method.deterministic and next(posteriors(net), None) is None:
             raise ValueError("ELBO: the network has no random weights; call variational(net) first.")
         self.net = net
@@ -121,6 +134,7 @@ class ELBO(nn.Module):
         self.seen = 0.0
         self.kl_z_weight = kl_z_weight
         self.output = output
+        self.moments = moments
         self.covariance: Laplace | None = None
         """Where predictions know the correlations between weights; training and `audit` never use it."""
 
@@ -137,9 +151,9 @@ class ELBO(nn.Module):
         :param weight: how often each data point counts.
         """
         gates: list[Gate] = []
-        has_gates = self.method.slope is not None
+        has_gates = self.method.slope is not None and self.moments == "independent"
         method = self.method.watching(partial(_note_gates, gates)) if has_gates else self.method
-        f = self._output(method, x)
+        f = self.propagated(x, method)
         check_target(self.likelihood, f, y)
         log_prob = (
             self.likelihood.expected_log_prob(f, y)
@@ -149,7 +163,12 @@ class ELBO(nn.Module):
         log_prob = per_datum(log_prob) if weight is None else per_datum(log_prob) * weight
         return Terms(log_prob.mean(), self.kl(), f, gates, self.method.slope or math.inf, weight)
 
-    def _output(self, method: Method, x: Value) -> Activation:
+    def propagated(self, x: Value, method: Method | None = None) -> Activation:
+        """The network's output by the moments of the objective's method, or of another one."""
+        method = method or self.method
+        if self.moments == "correlated":
+            args, options = arguments(x)
+            return correlated(self.net, *args, method=method, output=self.output, **options)
         return chosen(method.at(self.net, x), self.output)
 
     def kl(self) -> Tensor:
@@ -162,7 +181,7 @@ class ELBO(nn.Module):
 
     def latent(self, x: Value) -> Activation:
         """The network's output at x."""
-        f = self._output(self.method, x)
+        f = self.propagated(x)
         return f if self.covariance is None else self.covariance(self.net, x, f)
 
     @torch.no_grad()
@@ -191,7 +210,7 @@ class ELBO(nn.Module):
                 f"predict: {self.method.name} predicts by sampling; "
                 "give the number of passes, as in predict(x, samples=100)."
             )
-        return mixture([self.likelihood.predictive(self._output(self.method, x)) for _ in range(samples)])
+        return mixture([self.likelihood.predictive(self.propagated(x)) for _ in range(samples)])
 
 
 class LogMarginal(nn.Module):

@@ -145,10 +145,11 @@ def audit(
         own = (
             _sampled(elbo, _passes(elbo, samples, seed), x)
             if method.samples
-            else _in_one_pass(elbo, method, x)
+            else _in_one_pass(elbo, elbo.propagated, x)
         )
         judge = _sampled(elbo, _networks(elbo, samples, seed), x) if deep else None
-        best = _in_one_pass(elbo, partial(correlated, method=exact) if deep else exact, x)
+        true = partial(correlated, elbo.net, method=exact) if deep else partial(exact, elbo.net)
+        best = _in_one_pass(elbo, true, x)
     finally:
         elbo.train(training)
     sampled = None if judge is None else _scores(judge, y)
@@ -164,8 +165,8 @@ Predicted = tuple[Predictive, Tensor]
 """A prediction and the standard deviation of the network's output."""
 
 
-def _in_one_pass(elbo: ELBO, method: Callable[..., Activation], x: Tensor) -> Predicted:
-    outputs = [method(elbo.net, part) for part in x.split(BATCH)]
+def _in_one_pass(elbo: ELBO, output: Callable[[Tensor], Activation], x: Tensor) -> Predicted:
+    outputs = [output(part) for part in x.split(BATCH)]
     return _joined(
         (elbo.likelihood.predictive(f), f.std if isinstance(f, Gaussian) else torch.zeros_like(f))
         for f in outputs

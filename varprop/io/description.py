@@ -90,6 +90,7 @@ def describe_objective(elbo: ELBO) -> Description:
         "n_data": elbo.n_data,
         "seen": elbo.seen,
         "kl_z_weight": elbo.kl_z_weight,
+        "moments": elbo.moments,
         "covariance": None if elbo.covariance is None else list(elbo.covariance.directions.shape),
     }
 
@@ -113,7 +114,7 @@ def make_objective(description: Description, given: Given) -> ELBO:
         likelihood = given.likelihood or _make(LIKELIHOODS, description["likelihood"])
         prior = given.prior or make_prior(description["prior"])
     options = {name: description[name] for name in ("n_data", "kl_z_weight")}
-    elbo = ELBO(net, method, likelihood, prior, **options)
+    elbo = ELBO(net, method, likelihood, prior, moments=description.get("moments", "independent"), **options)
     if shape := description.get("covariance"):
         with torch.device("meta"):
             elbo.covariance = Laplace(*shape)

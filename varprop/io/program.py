@@ -109,6 +109,11 @@ def _checked(model: ELBO | Fitted) -> Model:
                 f"export: {sampled} predicts by sampling, which a graph cannot do; predict with VBP or DVI "
                 "instead."
             )
+        if member.moments == "correlated":
+            raise ValueError(
+                "export: correlated moments need derivatives of the network, which a graph cannot take; set "
+                '`elbo.moments = "independent"` to predict by one pass.'
+            )
     return checked
 
 

@@ -229,9 +229,8 @@ class Method:
 
     def at(self, module: nn.Module, x: Value) -> Value:
         """The output at x: one input, a tuple of several, or a dictionary of keyword inputs."""
-        if isinstance(x, dict):
-            return self(module, **x)
-        return self(module, *x) if isinstance(x, tuple) else self(module, x)
+        args, options = arguments(x)
+        return self(module, *args, **options)
 
     def __or__(self, rules: Rules) -> Method:
         return replace(self, rules={**self.rules, **rules}, key=None if rules else self.key)
@@ -353,6 +352,13 @@ def sequential(method: Method, module: nn.Sequential | nn.ModuleList, x: Activat
     for child in module:
         x = method(child, x)
     return x
+
+
+def arguments(x: Value) -> tuple[tuple[Value, ...], dict[str, Value]]:
+    """An input as a network takes it: one value, a tuple of several, or a dictionary of keyword inputs."""
+    if isinstance(x, dict):
+        return (), x
+    return (x if isinstance(x, tuple) else (x,)), {}
 
 
 def chosen(output: Value, which: Which) -> Value:

@@ -21,7 +21,7 @@ def check_members(members: Sequence[ELBO]) -> None:
     first = members[0]
     owners: dict[int, int] = {}
     for r, other in enumerate(members):
-        for name in ("method", "prior", "n_data", "kl_z_weight"):
+        for name in ("method", "prior", "n_data", "kl_z_weight", "moments"):
             if not alike(getattr(other, name), getattr(first, name)):
                 raise _difference(r, f"in its {name}")
         for part in ("likelihood", "net"):
