@@ -23,6 +23,7 @@ from experiments import (
     consistency,
     correlations,
     data,
+    deep,
     defaults,
     estimators,
     gaps,
@@ -421,3 +422,17 @@ def test_training_with_correlations(
     cell = json.loads((tmp_path / "dvi-correlated" / "yacht-2.json").read_text())
     assert [set(split) for split in cell["splits"]] == [{"own", "sampled"}] * 2
     assert "| DVI, correlated |" in capsys.readouterr().out
+
+
+@needs_data
+def test_a_residual_network_by_each_method(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deep, "DRAWN", 2)
+    rows = "plain-scaled vbp-calibrated dvi-further vbp"
+    command = f"--rows {rows} --images 24 --epochs 1 --further 1 --out {tmp_path}".split()
+    deep.main(command)
+    scores = {name: json.loads((tmp_path / f"{name}.json").read_text())["scores"] for name in rows.split()}
+    assert scores["vbp-calibrated"]["error"] == scores["plain-scaled"]["error"]
+    assert set(scores["vbp"]["drawn"]) == {"error", "log_likelihood", "ece", "brier"}
+    assert "| DVI, after plain |" in capsys.readouterr().out
