@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.tables import markdown
+
+from . import figures
+from .peers.__main__ import NETWORKS, TASKS
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -25,12 +29,6 @@ TITLES = {
     "correlated": "correlated",
     "by hand": "by hand",
 }
-HEADINGS = {
-    "steps": "One thread, eager",
-    "threads": "Two threads, eager",
-    "compiled": "One thread, compiled",
-    "onnx": "ONNX in onnxruntime, one thread",
-}
 INTRODUCTION = """# Speed
 
 `python -m benchmarks.run` measures the methods against the plain network, and `python -m benchmarks.peers`
@@ -43,15 +41,16 @@ torch alone. A pass of LOCAL_REPARAM is one sample. "Kept" is with a `vp.WeightC
 measured for single inputs."""
 
 
-FAIRNESS = """Log-likelihoods are of {splits} published split(s) of concrete, one seed each.
-They are no ranking of methods: the prior of varprop, FanIn(4), was chosen on inner splits of such sets, while
-the peers have the defaults of their documentation, untuned. All train by Adam with a rate of 0.01 (classes:
-0.001), IVON by its own steps with a rate of 0.1. Peers learn the noise with the weights; varprop fits it
-after each epoch. The initial deviations of fastbnns are copied, because fused Adam crashes on them."""
+FAIRNESS = """Log-likelihoods are averages over the published splits of concrete and over three seeds with
+2,000 digits, with standard errors. They are no ranking of methods: the prior of varprop, FanIn(4), was chosen
+on inner splits of such sets, while the peers have the defaults of their documentation, untuned. All train by
+Adam with a rate of 0.01 (classes: 0.001), IVON by its own steps with a rate of 0.1, pytagi by its own
+updates. Peers learn the noise with the weights; varprop fits it after each epoch. The initial deviations of
+fastbnns are copied, because fused Adam crashes on them."""
 
 
 def load(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads(path.read_text())
 
 
 def ratio(row: Mapping[str, float] | None) -> str:
@@ -62,10 +61,10 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
 
 
-def source(part: str, cell: Mapping[str, Any]) -> str:
+def source(path: Path, cell: Mapping[str, Any]) -> str:
     machine = cell["machine"]
     return (
-        f"`benchmarks/results/{part}.json`: {machine['cpu']}, {machine['cores']} cores, "
+        f"`benchmarks/results/{path}`: {machine['cpu']}, {machine['cores']} cores, "
         f"torch {machine['torch']}, commit {cell['commit']}, {cell['took'] / 60:.0f} minutes."
     )
 
@@ -112,125 +111,105 @@ def growth(found: Mapping[str, Any]) -> str:
     return markdown(lines)
 
 
-def peers(cell: Mapping[str, Any]) -> Iterator[str]:
-    networks = list(cell["speed"])
-    for mode in ("training", "inference"):
-        by_network = [cell["speed"][network][mode] for network in networks]
-        names = [name for name in by_network[0] if name != "plain"]
-        lines = [[name, *(ratio(found.get(name)) for found in by_network)] for name in names]
-        yield markdown([[mode, *networks], *lines])
-    for task, found in cell["quality"].items():
-        lines = [[task, "training", "samples", "log-likelihood", "prediction of a row"]]
-        for name, run in found.items():
-            for score in run["scores"]:
-                numbers = f"{score['log_likelihood']:.3f}", f"{score['seconds_per_row'] * 1e6:.3g} µs"
-                lines.append([name, f"{run['training_seconds']:.3g} s", str(score["samples"]), *numbers])
-        yield markdown(lines)
-    for what, reason in cell["failed"].items():
-        yield f"* {what}: {reason}"
+def replicas(found: Mapping[str, Any]) -> str:
+    return (
+        "A VBP step of twenty perceptrons with `vp.replicas`, against one step of one plain perceptron: "
+        f"{ratio(found['eager'])} eager and {ratio(found['compiled'])} compiled."
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the page, from one file of results."""
+
+    heading: str
+    shown: Callable[[Mapping[str, Any]], str]
+    text: str = ""
+    figure: str = ""
+
+
+PARTS = {
+    "steps": Part("One thread, eager", turns),
+    "threads": Part("Two threads, eager", turns),
+    "compiled": Part("One thread, compiled", turns),
+    "onnx": Part("ONNX in onnxruntime, one thread", turns),
+    "replicas": Part("Twenty replicas at once", replicas),
+    "memory": Part("Peak memory of a training step", memory),
+    "shares": Part(
+        "Where the time of a training step goes",
+        shares,
+        "By torch's profiler, as multiples of the plain network's step: matrix products and convolutions, "
+        "operations on single entries, and the optimiser. A layer with random weights and inputs takes three "
+        "products where the plain one takes one.",
+    ),
+    "growth": Part(
+        "Growth",
+        growth,
+        "Exponents of the time of a training step, fitted to the larger half of the sizes. With torch's own "
+        "initial weights, the numbers of a deep perceptron shrink from layer to layer until they are "
+        'subnormal, with which processors are slow; "flushed" is with `torch.set_flush_denormal(True)`.',
+        "![Time of a training step by width, depth and batch](../docs/figures/growth.png)",
+    ),
+}
+"""By the names of the parts of `benchmarks.run`."""
 
 
 def page(results: Path) -> str:
     parts = [INTRODUCTION]
-    for part, heading in HEADINGS.items():
-        cell = load(results / "run" / f"{part}.json")
-        if cell is not None:
-            parts += [f"## {heading}", source(f"run/{part}", cell), turns(cell["found"])]
-    cell = load(results / "run" / "replicas.json")
-    if cell is not None:
-        row = cell["found"]
-        parts += ["## Twenty replicas at once", source("run/replicas", cell)]
-        parts.append(
-            "A VBP step of twenty perceptrons with `vp.replicas`, against one step of one plain perceptron: "
-            f"{ratio(row['eager'])} eager and {ratio(row['compiled'])} compiled."
-        )
-    cell = load(results / "run" / "memory.json")
-    if cell is not None:
-        parts += ["## Peak memory of a training step", source("run/memory", cell), memory(cell["found"])]
-    cell = load(results / "run" / "shares.json")
-    if cell is not None:
-        parts += ["## Where the time of a training step goes", source("run/shares", cell)]
-        parts.append(
-            "By torch's profiler, as multiples of the plain network's step: matrix products and "
-            "convolutions, operations on single entries, and the optimiser. A layer with random weights and "
-            "inputs takes three products where the plain one takes one."
-        )
-        parts.append(shares(cell["found"]))
-    cell = load(results / "run" / "growth.json")
-    if cell is not None:
-        parts += ["## Growth", source("run/growth", cell)]
-        parts.append(
-            "Exponents of the time of a training step, fitted to the larger half of the sizes. With torch's "
-            "own initial weights, the numbers of a deep perceptron shrink from layer to layer until they are "
-            'subnormal, with which processors are slow; "flushed" is with `torch.set_flush_denormal(True)`.'
-        )
-        parts += [
-            growth(cell["found"]),
-            "![Time of a training step by width, depth and batch](../docs/figures/growth.png)",
-        ]
-    cell = load(results / "peers.json")
-    if cell is not None:
-        versions = ", ".join(cell["versions"].values())
-        parts += ["## Other packages", source("peers", cell)]
-        parts.append(
-            f"{versions}. Each has its own defaults and the same network, data and epochs. Batches are the "
-            "usual ones, except for 32 images with LeNet-CIFAR. Training and inference are ratios to the "
-            "plain network in torch alone."
-        )
-        parts.append(FAIRNESS.format(splits=cell["configuration"]["splits"]))
-        parts += [
-            "![Test log-likelihood against the cost of a prediction](../docs/figures/peers.png)",
-            *peers(cell),
-        ]
-    return "\n\n".join(parts) + "\n"
+    for name, part in PARTS.items():
+        path = Path("run") / f"{name}.json"
+        if (results / path).exists():
+            cell = load(results / path)
+            section = (
+                f"## {part.heading}",
+                source(path, cell),
+                part.text,
+                part.shown(cell["found"]),
+                part.figure,
+            )
+            parts += [paragraph for paragraph in section if paragraph]
+    return "\n\n".join([*parts, *peers(results)]) + "\n"
 
 
-def draw(results: Path, folder: Path) -> None:
-    import matplotlib
+def of_peers(results: Path, kind: str) -> dict[str, Any]:
+    """The cells of the networks or of the tasks, by name."""
+    found = [load(path) for path in sorted((results / "peers" / kind).glob("*.json"))]
+    by_name = {cell["name"]: cell for cell in found}
+    return {name: by_name[name] for name in (*NETWORKS, *TASKS) if name in by_name}
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    cell = load(results / "run" / "growth.json")
-    if cell is not None:
-        figure, axes = plt.subplots(
-            1, len(cell["found"]), figsize=(10, 2.8), layout="constrained", sharey=True
-        )
-        for axis, (name, part) in zip(axes, cell["found"].items(), strict=True):
-            for who in ("plain", "vbp", "dvi"):
-                sizes = [int(n) for n in part["rows"]]
-                seconds = [row[who]["seconds"] * 1e3 for row in part["rows"].values()]
-                axis.loglog(sizes, seconds, "o-", ms=3, label=f"{TITLES[who]}: {part['exponents'][who]:.2f}")
-            axis.set(xlabel=name)
-            axis.legend(title="exponent", frameon=False, fontsize=8)
-        axes[0].set_ylabel("ms for a training step")
-        figure.savefig(folder / "growth.png", dpi=150)
-        plt.close(figure)
-    cell = load(results / "peers.json")
-    if cell is not None and cell["quality"]:
-        figure, axes = plt.subplots(
-            1, len(cell["quality"]), figsize=(9, 3.6), layout="constrained", squeeze=False
-        )
-        for axis, (task, found) in zip(axes[0], cell["quality"].items(), strict=True):
-            for k, (name, run) in enumerate(found.items()):
-                cost = [score["seconds_per_row"] * 1e6 for score in run["scores"]]
-                score = [score["log_likelihood"] for score in run["scores"]]
-                ours = name.startswith("varprop")
-                axis.semilogx(
-                    cost,
-                    score,
-                    "*-" if ours else "o-",
-                    ms=11 if ours else 4,
-                    color=f"C{k - 1}" if k else "black",
-                    label=name,
-                )
-            axis.set(title=task, xlabel="µs for the prediction of a row")
-        axes[0][0].set_ylabel("test log-likelihood")
-        figure.legend(
-            *axes[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8
-        )
-        figure.savefig(folder / "peers.png", dpi=150)
-        plt.close(figure)
+def peers(results: Path) -> Iterator[str]:
+    speed, quality = of_peers(results, "speed"), of_peers(results, "quality")
+    every = [*speed.values(), *quality.values()]
+    if not every:
+        return
+    yield "## Other packages"
+    machine, commits = every[0]["machine"], ", ".join(sorted({cell["commit"] for cell in every}))
+    yield (
+        f"`benchmarks/results/peers`: {machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, "
+        f"commit {commits}, {sum(cell['took'] for cell in every) / 60:.0f} minutes."
+    )
+    yield (
+        f"{', '.join(every[0]['versions'].values())}. Each has its own defaults and the same network, data "
+        "and epochs. Batches are the usual ones, except for 32 images with LeNet-CIFAR. Training and "
+        "inference are ratios to the plain network in torch alone."
+    )
+    yield FAIRNESS
+    yield "![Test log-likelihood against the cost of a prediction](../docs/figures/peers.png)"
+    for mode in ("training", "inference"):
+        by_network = [cell["found"][mode] for cell in speed.values()]
+        names = dict.fromkeys(name for found in by_network for name in found if name != "plain")
+        lines = [[name, *(ratio(found.get(name)) for found in by_network)] for name in names]
+        yield markdown([[mode, *speed], *lines])
+    for task, cell in quality.items():
+        lines = [[task, "training", "samples", "log-likelihood", "prediction of a row"]]
+        for name, run in cell["found"].items():
+            for score in run["scores"]:
+                reached = f"{score['log_likelihood']:.3f} ± {score['standard_error']:.3f}"
+                cost = f"{score['seconds_per_row'] * 1e6:.3g} µs"
+                lines.append([name, f"{run['training_seconds']:.3g} s", str(score["samples"]), reached, cost])
+        yield markdown(lines)
+    yield "\n".join(f"* {what}: {reason}" for cell in every for what, reason in cell["failed"].items())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -240,7 +219,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--figures", type=Path, default=FIGURES)
     options = parser.parse_args(arguments)
     options.out.write_text(page(options.results))
-    draw(options.results, options.figures)
+    growing = options.results / "run" / "growth.json"
+    if growing.exists():
+        figures.growth(load(growing)["found"], TITLES).savefig(options.figures / "growth.png", dpi=150)
+    if tasks := of_peers(options.results, "quality"):
+        figures.quality(tasks).savefig(options.figures / "peers.png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from .tables import markdown
 DEPTHS, UNITS = (2, 4), 50
 SPLITS, EPOCHS = 5, 100
 IMAGES, IMAGE_EPOCHS, TESTED = 10_000, 3, 2000
-METHODS = {"vbp": vp.VBP, "dvi": vp.DVI}
+METHODS = {"dvi": vp.DVI, "vbp": vp.VBP}
 MOMENTS: tuple[Moments, ...] = ("independent", "correlated")
 LENET = "LeNet"
 

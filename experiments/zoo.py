@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,8 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
+from benchmarks.turns import compared as ratios
+from benchmarks.turns import take_turns
 from varprop.gaussian import Activation, mean_of
 from varprop.methods.base import chosen
 from varprop.posterior import draw
@@ -198,15 +199,8 @@ def compared(f: vp.Gaussian, mean: Tensor, var: Tensor) -> dict[str, float]:
 def costs(built: Built, passes: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
     """The processor time of each over that of the plain network, taken in turns."""
     every = {"plain": lambda: built.net(*built.args, **built.kwargs), **passes}
-    seconds: dict[str, list[float]] = {name: [] for name in every}
-    end = time.process_time() + 60
-    while len(seconds["plain"]) < rounds and (not seconds["plain"] or time.process_time() < end):
-        for name, run in every.items():
-            start = time.process_time()
-            run()
-            seconds[name].append(time.process_time() - start)
-    plain = statistics.median(seconds["plain"])
-    return {name: statistics.median(taken) / plain for name, taken in seconds.items() if name in passes}
+    found = ratios(take_turns(every, seconds=60, rounds=(1, rounds)), "plain")
+    return {name: found[name]["ratio"] for name in passes}
 
 
 def measure(build: Callable[[], Built], draws: int) -> Scores:
