@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path = options.out / f"{cells.slug(name)}.json"
         configuration = {"network": name, "draws": options.draws, "seconds": SECONDS}
         if ZOO[name].is_installed and not cells.finished(path, configuration):
-            found, error = tried(lambda name=name: measure(ZOO[name].build, options.draws))
+            found, error = tried(partial(measure, ZOO[name].build, options.draws))
             if error is not None:
                 print(f"{name}: {error}", flush=True)
                 continue
