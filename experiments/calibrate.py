@@ -4,29 +4,38 @@
 
 A network is trained with Adam (rate 0.001, batches of 128) without weight decay until it is overconfident.
 Held-out rows then set the temperature of its softmax, for comparison, or the variances of its weights
-(`vp.calibrate` with its defaults). The seed decides which rows are held out and how the network is
-initialised. Existing results are not computed again.
+(`vp.calibrate` with its defaults). Beside them are a Laplace approximation of its last layer by the defaults
+of laplace-torch, which has to be installed as `benchmarks/peers/environments.py` lists it, and a network
+trained with dropout, of which 30 samples are averaged. The seed decides which rows are held out and how the
+network is initialised. Rows that exist are not computed again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import varprop as vp
 from varprop.predictive import ClassPredictive, concatenate
 
 from . import cells, data, tables
+from .operators import declare_torchvision
 
 Rows = tuple[Tensor, Tensor]
+SAMPLES = 30
 
 
 @dataclass(frozen=True)
@@ -76,19 +85,88 @@ def train(net: nn.Module, rows: Rows, epochs: int) -> None:
             optimiser.zero_grad()
             F.cross_entropy(net(x[batch]), y[batch]).backward()
             optimiser.step()
+    net.eval()
+
+
+class Run:
+    """The data of a seed, and the network that is trained on them."""
+
+    def __init__(self, task: Task, seed: int, epochs: int) -> None:
+        self.task, self.seed, self.epochs = task, seed, epochs
+        self.known, self.held_out, self.test = task.rows(seed)
+
+    @cached_property
+    def trained(self) -> nn.Sequential:
+        return self.train(self.task.net)
+
+    def train(self, build: Callable[[], nn.Sequential]) -> nn.Sequential:
+        torch.manual_seed(self.seed)
+        net = build()
+        train(net, self.known, self.epochs)
+        return net
+
+
+Predict = Callable[[Tensor], ClassPredictive]
+
+
+def of(probs: Tensor) -> ClassPredictive:
+    return ClassPredictive(probs, torch.zeros(len(probs)))
+
+
+def plain(run: Run) -> Predict:
+    net = run.trained
+    return lambda x: of(net(x).softmax(1))
 
 
 @torch.no_grad()
-def temperature(net: nn.Module, rows: Rows) -> float:
+def temperature(run: Run) -> Predict:
     """The temperature of the softmax with the largest log-likelihood (Guo et al. 2017)."""
-    f = net(rows[0])
-    return min(torch.arange(0.5, 5, 0.02).tolist(), key=lambda t: F.cross_entropy(f / t, rows[1]).item())
+    net, (x, y) = run.trained, run.held_out
+    f = net(x)
+    t = min(torch.arange(0.5, 5, 0.02).tolist(), key=lambda t: F.cross_entropy(f / t, y).item())
+    return lambda x: of((net(x) / t).softmax(1))
 
 
-@torch.no_grad()
-def plain(net: nn.Module, x: Tensor, t: float = 1.0) -> ClassPredictive:
-    probs = (net(x) / t).softmax(1)
-    return ClassPredictive(probs, torch.zeros(len(x)))
+def calibrated(method: vp.Method, run: Run) -> Predict:
+    likelihood = vp.likelihoods.Categorical()
+    elbo = vp.calibrate(deepcopy(run.trained), run.held_out, likelihood, method=method, progress=False)
+    return elbo.predict  # type: ignore[return-value]
+
+
+def laplace(run: Run) -> Predict:
+    """Kronecker-factored, of the last layer, with the prior of the largest marginal likelihood."""
+    declare_torchvision()
+    from laplace import Laplace
+
+    found = Laplace(deepcopy(run.trained), "classification")
+    found.fit(DataLoader(TensorDataset(*run.known), batch_size=512))
+    found.optimize_prior_precision()
+    return lambda x: of(found(x).detach())
+
+
+def dropout(run: Run) -> Predict:
+    """The average of networks with a quarter of the units left out (Gal and Ghahramani 2016)."""
+
+    def build() -> nn.Sequential:
+        layers = list(run.task.net())
+        first = next(i for i, layer in enumerate(layers) if isinstance(layer, nn.ReLU))
+        linear = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear) and i > first]
+        for i in reversed(linear):
+            layers.insert(i, nn.Dropout(0.25))
+        return nn.Sequential(*layers)
+
+    net = run.train(build).train()
+    return lambda x: of(torch.stack([net(x).softmax(1) for _ in range(SAMPLES)]).mean(0))
+
+
+ROWS: dict[str, Callable[[Run], Predict]] = {
+    "plain": plain,
+    "temperature": temperature,
+    "calibrated, vbp": partial(calibrated, vp.VBP),
+    "calibrated, dvi": partial(calibrated, vp.DVI),
+    "laplace-torch": laplace,
+    f"dropout, {SAMPLES} samples": dropout,
+}
 
 
 def scores(p: vp.predictive.Predictive, y: Tensor) -> dict[str, float]:
@@ -101,44 +179,38 @@ def scores(p: vp.predictive.Predictive, y: Tensor) -> dict[str, float]:
     return {kept[name]: value for name, value in vp.metrics.summary(p, y).items() if name in kept}
 
 
-def run(task: Task, seed: int, epochs: int) -> dict[str, dict[str, float]]:
-    """Scores on the test part, and how many seconds each step took."""
-    known, held_out, (x, y) = task.rows(seed)
-    torch.manual_seed(seed)
-    net = task.net()
-    start = time.perf_counter()
-    train(net, known, epochs)
-    rows = {"plain": scores(plain(net, x), y) | {"seconds": time.perf_counter() - start}}
-    start = time.perf_counter()
-    t = temperature(net, held_out)
-    rows["temperature"] = scores(plain(net, x, t), y) | {"seconds": time.perf_counter() - start}
-    for name in ("vbp", "dvi"):
-        again = task.net()
-        again.load_state_dict(net.state_dict())
-        start = time.perf_counter()
-        elbo = vp.calibrate(
-            again, held_out, vp.likelihoods.Categorical(), method=vp.METHODS[name], progress=False
-        )
-        seconds = time.perf_counter() - start
-        p = concatenate([elbo.predict(part) for part in x.split(500)])
-        rows[f"calibrated, {name}"] = scores(p, y) | {"seconds": seconds}
-    return rows
+def measure(run: Run, row: str) -> dict[str, float]:
+    """Scores on the test part, and the seconds of getting ready and of a prediction of all of it."""
+    if row != "plain":
+        _ = run.trained  # not counted
+    began = time.process_time()
+    predict = ROWS[row](run)
+    ready = time.process_time()
+    x, y = run.test
+    with torch.no_grad():
+        p = concatenate([predict(part) for part in x.split(500)])
+    seconds = {"seconds": ready - began, "prediction_seconds": time.process_time() - ready}
+    return scores(p, y) | seconds
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--datasets", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "calibrate")
     options = parser.parse_args(words)
     torch.set_num_threads(1)
-    for name in options.datasets:
+    for name, seed in product(options.datasets, range(options.runs)):
         epochs = options.epochs or TASKS[name].epochs
-        for seed in range(options.runs):
-            path, configuration = options.out / name / f"{seed}.json", {"seed": seed, "epochs": epochs}
-            if not cells.finished(path, configuration):
-                cells.write(path, configuration, rows=run(TASKS[name], seed, epochs))
+        path, configuration = options.out / name / f"{seed}.json", {"seed": seed, "epochs": epochs}
+        done = json.loads(path.read_text())["rows"] if cells.finished(path, configuration) else {}
+        if missing := [row for row in options.rows if row not in done]:
+            run = Run(TASKS[name], seed, epochs)
+            for row in missing:
+                done[row] = measure(run, row)
+                cells.write(path, configuration, rows=done)
     print(tables.calibration(options.out))
 
 

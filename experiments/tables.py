@@ -185,8 +185,10 @@ def calibration(folder: Path = cells.RESULTS / "calibrate") -> str:
                 f"{values[score].mean():.{digits}f} ± {standard_error(values[score]):.{digits}f}"
                 for score, digits in (("accuracy", 4), ("log_likelihood", 4), ("ece", 4), ("brier", 4))
             ]
-            lines.append([place.name, row, *shown, f"{values['seconds'].mean():.1f}"])
-    return markdown([["set", "", "accuracy", "log-likelihood", "ECE", "Brier score", "seconds"], *lines])
+            seconds = [f"{values[part].mean():.3g}" for part in ("seconds", "prediction_seconds")]
+            lines.append([place.name, row, *shown, *seconds])
+    head = ["set", "", "accuracy", "log-likelihood", "ECE", "Brier score", "s to get ready", "s to predict"]
+    return markdown([head, *lines])
 
 
 def _cells(folder: Path) -> Cells:

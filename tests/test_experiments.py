@@ -229,10 +229,15 @@ def test_committed_accuracy_is_nearer_to_one_than_that_of_the_nearest_package() 
 
 
 def test_calibration_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["--datasets", "digits", "--runs", "1", "--epochs", "3", "--out", str(tmp_path)]
+    rows = ["plain", "temperature", "calibrated, vbp", "calibrated, dvi", "dropout, 30 samples"]
+    command = ["--datasets", "digits", "--runs", "1", "--epochs", "3", "--out", str(tmp_path), "--rows"]
+    calibrate.main([*command, *rows[:2]])
+    command += rows
     calibrate.main(command)
     cell = json.loads((tmp_path / "digits" / "0.json").read_text())
-    assert list(cell["rows"]) == ["plain", "temperature", "calibrated, vbp", "calibrated, dvi"]
+    assert list(cell["rows"]) == rows
+    accuracies = {row["accuracy"] for name, row in cell["rows"].items() if name in rows[:3]}
+    assert len(accuracies) == 1
     assert f"| digits | plain | {cell['rows']['plain']['accuracy']:.4f} ±" in capsys.readouterr().out
     before = (tmp_path / "digits" / "0.json").stat().st_mtime_ns
     calibrate.main(command)
