@@ -4,9 +4,9 @@
 
 A network is trained with Adam (rate 0.001, batches of 128) without weight decay until it is overconfident.
 Held-out rows then set the temperature of its softmax, for comparison, or the variances of its weights
-(`vp.calibrate` with its defaults). Beside them are a Laplace approximation of its last layer by the defaults
-of laplace-torch, which has to be installed as `benchmarks/peers/environments.py` lists it, and a network
-trained with dropout, of which 30 samples are averaged. The seed decides which rows are held out and how the
+(`vp.calibrate` with its defaults). Beside them are a Laplace approximation of its last layer, whose prior
+the held-out rows set (laplace-torch, to be installed as `benchmarks/peers/environments.py` lists it), and a
+network trained with dropout, of which 30 samples are averaged. The seed decides which rows are held out and how the
 network is initialised. Rows that exist are not computed again.
 """
 
@@ -134,13 +134,15 @@ def calibrated(method: vp.Method, run: Run) -> Predict:
 
 
 def laplace(run: Run) -> Predict:
-    """Kronecker-factored, of the last layer, with the prior of the largest marginal likelihood."""
+    """Kronecker-factored, of the last layer, with the prior that suits the held-out rows best."""
     declare_torchvision()
     from laplace import Laplace
 
     found = Laplace(deepcopy(run.trained), "classification")
     found.fit(DataLoader(TensorDataset(*run.known), batch_size=512))
-    found.optimize_prior_precision()
+    found.optimize_prior_precision(
+        method="gridsearch", val_loader=DataLoader(TensorDataset(*run.held_out), batch_size=512)
+    )
     return lambda x: of(found(x).detach())
 
 
