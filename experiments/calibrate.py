@@ -6,8 +6,8 @@ A network is trained with Adam (rate 0.001, batches of 128) without weight decay
 Held-out rows then set the temperature of its softmax, for comparison, or the variances of its weights
 (`vp.calibrate` with its defaults). Beside them are a Laplace approximation of its last layer, whose prior
 the held-out rows set (laplace-torch, to be installed as `benchmarks/peers/environments.py` lists it), and a
-network trained with dropout, of which 30 samples are averaged. The seed decides which rows are held out and how the
-network is initialised. Rows that exist are not computed again.
+network trained with dropout, of which 30 samples are averaged. The seed decides which rows are held out and
+how the network is initialised. Rows that exist are not computed again.
 """
 
 from __future__ import annotations
