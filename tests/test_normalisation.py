@@ -61,6 +61,26 @@ def test_statistics_with_the_variance_are_closer_to_sampling_than_those_of_the_m
     assert of_the_means.sum() / sampled.sum() > 2
 
 
+@pytest.mark.parametrize("n", [100, 5000])
+def test_the_share_of_an_entry_in_the_statistics_may_be_left_out_where_it_is_small(n: int) -> None:
+    """Against sampling; at the smaller size the terms of order 1/n are seen by the largest entries."""
+    generator = torch.Generator().manual_seed(0)
+    x = Gaussian(
+        torch.randn(n, 1, generator=generator).double(), torch.rand(n, 1, generator=generator).double()
+    )
+    x.mean[0] = 5.0
+    norm = nn.BatchNorm1d(1).double()
+    y = vp.DVI(norm, x)
+    sums = torch.zeros(2, n, 1, dtype=torch.float64)
+    for part in x.mean + x.var.sqrt() * torch.randn(2000, n, 1, generator=generator).double():
+        value = norm(part)
+        sums += torch.stack([value, value.square()])
+    mean, square = sums / 2000
+    ratio = y.var / (square - mean.square())
+    torch.testing.assert_close(ratio.mean().item(), 1.0, atol=0.01, rtol=0)
+    torch.testing.assert_close(ratio[0].item(), 1.0, atol=0.12, rtol=0)
+
+
 def test_replicas_update_their_own_running_statistics() -> None:
     def member(seed: int) -> vp.ELBO:
         torch.manual_seed(seed)

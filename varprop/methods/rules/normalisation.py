@@ -70,13 +70,14 @@ def batch_norm(method: Method, module: Layer, x: Gaussian) -> Gaussian:
             f"{type(module).__name__}: one value for each channel has no variance to train with; "
             "use a larger batch."
         )
+    statistics = moments.spread(x, dims)
     if module.training and module.track_running_stats:
         module.num_batches_tracked.add_(1)
         factor = (
             1 / module.num_batches_tracked.to(x.mean.dtype) if module.momentum is None else module.momentum
         )
-        _track(module, factor, *moments.spread(x.detach(), dims), n)
-    return _scaled(module, moments.normalise(x, dims, module.eps), channels)
+        _track(module, factor, *statistics, n)
+    return _scaled(module, moments.normalise(x, dims, module.eps, statistics=statistics), channels)
 
 
 @on_random("approximate", 17)
@@ -98,10 +99,11 @@ def _by_instance(module: Layer, x: Gaussian) -> Gaussian:
         raise ValueError(
             f"{type(module).__name__}: one value for each channel has no variance; give more positions."
         )
+    statistics = moments.spread(x, dims)
     if module.track_running_stats:
-        centre, square = moments.spread(x.detach(), dims)
+        centre, square = statistics
         _track(module, module.momentum or 0.0, centre.mean(0), square.mean(0), n)
-    return _scaled(module, moments.normalise(x, dims, module.eps), channels)
+    return _scaled(module, moments.normalise(x, dims, module.eps, statistics=statistics), channels)
 
 
 @on_random("approximate", 17)
