@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import rnn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
@@ -208,6 +209,33 @@ def test_what_cannot_be_followed_is_an_error(body: Callable[[Net, Tensor], objec
         vp.NoRuleError, match=f"(?s)cannot take the graph of .*Net, because {reason}.*Net: rule"
     ):
         vp.DVI(random(Net(body)), torch.randn(2, 4))
+
+
+class Packing(nn.Module):
+    """The average state of sequences of different lengths."""
+
+    def __init__(self, packs: bool) -> None:
+        super().__init__()
+        self.packs, self.layer = packs, nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        if self.packs:
+            packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            states, _ = rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+        else:
+            inside = torch.arange(x.shape[1]) < lengths.unsqueeze(-1)
+            states = self.layer(x)[0] * inside.unsqueeze(-1)
+        return states.sum(1) / lengths.unsqueeze(-1)
+
+
+def test_packed_sequences_have_a_way_out_that_the_error_names() -> None:
+    packing, padding = vp.variational(Packing(packs=True)), vp.variational(Packing(packs=False))
+    padding.load_state_dict(packing.state_dict())
+    x, lengths = torch.randn(2, 5, 3), torch.tensor([3, 5])
+    with pytest.raises(vp.NoRuleError, match=r"packs sequences for `layer` \(give that layer padded ones"):
+        vp.DVI(packing, x, lengths)
+    torch.testing.assert_close(padding(x, lengths), packing(x, lengths))
+    assert vp.DVI(padding, x, lengths).var.min() > 0
 
 
 def test_the_networks_own_error_is_the_users_to_see() -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -227,6 +228,11 @@ class _Hooks:
 
     def before(self, module: nn.Module, args: tuple[Value, ...], kwargs: dict[str, Value]) -> None:
         recorder = self.recorder
+        if any(isinstance(value, PackedSequence) for value in args):
+            raise NoRuleError(
+                f"it packs sequences for `{self.path}` (give that layer padded ones, and multiply what lies "
+                "beyond their lengths by zero)"
+            )
         recorder.places.append(self.path)
         if self.is_layer:
             self.given.append(None if recorder.inside else recorder._given((args, kwargs)))
