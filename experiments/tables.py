@@ -235,6 +235,8 @@ def markdown(lines: Iterable[list[str]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     from . import (  # they import this module
         consistency,
+        correlations,
+        deep,
         defaults,
         epochs,
         estimators,
@@ -245,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table3,
         tabular_ranks,
         zoo,
+        zoo_peers,
     )
 
     here = Path(__file__).parent
@@ -257,6 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "table2": f"{table2()}\n\n{epochs.table(cells.RESULTS / 'table2' / 'epochs.json')}",
         "table3": table3.table(),
         "consistency": consistency.tables(),
+        "correlations": correlations.tables(),
+        "deep": deep.table(),
         "networks": networks.table(json.loads((accuracy / "networks.json").read_text())["networks"]),
         "positions": positions.table(json.loads((accuracy / "positions.json").read_text())["rows"]),
         "calibrate": calibration(),
@@ -265,7 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "estimators": estimators.tables(),
         "gaps": gaps.tables(),
         "tabular": tabular_ranks.tables(),
-        "zoo": f"{zoo.table()}\n\n### What fails\n\n{zoo.failures()}",
+        "zoo": "\n\n".join(
+            (zoo.table(), "### What fails", zoo.failures(), "### With other packages", zoo_peers.table())
+        ),
     }
     parts = [
         f"{(here / 'notes' / f'{name}.md').read_text().strip()}\n\n{tables}"
