@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from experiments import zoo, zoo_networks
+from experiments import zoo, zoo_networks, zoo_peers
 from experiments.zoo_networks import ZOO, Built, Entry
 from varprop.methods.base import chosen
 
@@ -89,3 +89,21 @@ def test_few_positions_of_a_map() -> None:
     f = vp.Gaussian(torch.arange(128.0).view(1, 2, 8, 8), torch.ones(1, 2, 8, 8))
     assert zoo_networks.few_pixels(f).shape == (1, 2, 4, 4)
     assert torch.equal(zoo_networks.few_pixels(f.mean), f.mean[..., ::2, ::2])
+
+
+def test_other_packages_are_judged_by_the_same_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def right(built: Built, net: nn.Module) -> zoo_peers.Predict:
+        return lambda: vp.correlated(net, *built.args)
+
+    def missing(built: Built, net: nn.Module) -> zoo_peers.Predict:
+        raise ImportError("No module named 'missing'")
+
+    monkeypatch.setattr(zoo_peers, "PEERS", {"right": right, "missing": missing})
+    zoo_peers.main(["--networks", "perceptron", "--draws", "200", "--out", str(tmp_path)])
+    peers = json.loads((tmp_path / "perceptron.json").read_text())["peers"]
+    assert peers["right"]["ratios"]["0.01"]["median"] == pytest.approx(1, abs=0.2)
+    assert peers["missing"]["error"] == "ImportError: No module named 'missing'"
+    assert "| right | 1 of 1 |" in capsys.readouterr().out
+    assert "| missing | 0 of 1 |" in zoo_peers.table(tmp_path)
