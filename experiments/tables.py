@@ -174,20 +174,25 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
 
 
+COSTS = {"seconds": "s to get ready", "prediction_seconds": "s to predict"}
+
+
 def calibration(folder: Path = cells.RESULTS / "calibrate") -> str:
     """Test scores of plain networks and of the same networks after calibration."""
     lines = []
     for place in sorted(folder.iterdir()):
         runs = [json.loads(path.read_text())["rows"] for path in sorted(place.glob("*.json"))]
-        for row in runs[0]:
-            values = {score: np.array([run[row][score] for run in runs]) for score in runs[0][row]}
+        for row in dict.fromkeys(row for run in runs for row in run):
+            having = [run[row] for run in runs if row in run]
+            values = {score: np.array([run[score] for run in having]) for score in having[0]}
             shown = [
-                f"{values[score].mean():.{digits}f} ± {standard_error(values[score]):.{digits}f}"
-                for score, digits in (("accuracy", 4), ("log_likelihood", 4), ("ece", 4), ("brier", 4))
+                f"{values[score].mean():.4f} ± {standard_error(values[score]):.4f}"
+                for score in ("accuracy", "log_likelihood", "ece", "brier")
             ]
-            seconds = [f"{values[part].mean():.3g}" for part in ("seconds", "prediction_seconds")]
-            lines.append([place.name, row, *shown, *seconds])
-    head = ["set", "", "accuracy", "log-likelihood", "ECE", "Brier score", "s to get ready", "s to predict"]
+            costs = [values[part].mean() if part in values else None for part in COSTS]
+            seconds = ["" if cost is None else f"{cost:.3g}" for cost in costs]
+            lines.append([place.name, row, str(len(having)), *shown, *seconds])
+    head = ["set", "", "runs", "accuracy", "log-likelihood", "ECE", "Brier score", *COSTS.values()]
     return markdown([head, *lines])
 
 
