@@ -26,7 +26,7 @@ from torch import nn
 import varprop as vp
 from varprop.methods.base import chosen
 
-from . import cells
+from . import cells, zoo
 from .operators import declare_torchvision
 from .tables import markdown
 from .zoo import RELATIVE, SECONDS, compared, costs, prepared, sampled, scale, tried
@@ -128,19 +128,33 @@ def predicted(peer: str, built: Built, net: nn.Module) -> tuple[Predict, vp.Gaus
     return predict, predict()
 
 
-def table(folder: Path = FOLDER) -> str:
-    """How many networks each peer takes, how true its variance is on them, and its cost."""
-    rows = [json.loads(path.read_text())["peers"] for path in sorted(folder.glob("*.json"))]
-    head = ["", "networks", *(f"within 10 %, {100 * r:g} %" for r in RELATIVE)]
+def table(folder: Path = FOLDER, ours: Path = zoo.FOLDER) -> str:
+    """How many networks each package takes, on how many its variance is true, and its cost.
+
+    varprop stands beside them with the cells of the zoo for the same networks.
+    """
+    rows = {path.name: json.loads(path.read_text())["peers"] for path in sorted(folder.glob("*.json"))}
+    runs = {peer: [row[peer] for row in rows.values() if row[peer]["error"] is None] for peer in PEERS}
+    known = [json.loads((ours / name).read_text()) for name in rows if (ours / name).exists()]
+    for method in zoo.METHODS[1:]:
+        taken = [cell for cell in known if cell["calls"].get(method, "") is None and "ratios" in cell]
+        runs[f"varprop, {method}"] = [
+            {
+                "ratios": {at: found[method] for at, found in cell["ratios"].items()},
+                "cost": cell["passes"][method],
+            }
+            for cell in taken
+        ]
+    head = ["", "networks", *(f"within 10 %, deviations of {100 * r:g} %" for r in RELATIVE)]
     head += [*(f"median, {100 * r:g} %" for r in RELATIVE), "cost in passes"]
     lines = []
-    for peer in PEERS if rows else ():
-        taken = [row[peer] for row in rows if row[peer]["error"] is None]
+    for who, taken in runs.items():
         ratios = [[run["ratios"][f"{r:g}"]["median"] for run in taken] for r in RELATIVE]
         close = [f"{sum(abs(ratio - 1) <= 0.1 for ratio in at)}" for at in ratios]
         middle = [f"{median(at):.2f}" if at else "" for at in ratios]
         cost = f"{median(run['cost'] for run in taken):.1f}" if taken else ""
-        lines.append([peer, f"{len(taken)} of {len(rows)}", *close, *middle, cost])
+        every = len(known) if who.startswith("varprop") else len(rows)
+        lines.append([who, f"{len(taken)} of {every}", *close, *middle, cost])
     return markdown([head, *lines])
 
 
