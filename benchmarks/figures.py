@@ -29,7 +29,7 @@ def growth(found: Mapping[str, Any], titles: Mapping[str, str]) -> Figure:
 def quality(tasks: Mapping[str, Any]) -> Figure:
     """The test log-likelihood of each peer against the cost of a prediction."""
     figure, axes = plt.subplots(1, len(tasks), figsize=(9.5, 3.8), layout="constrained", squeeze=False)
-    colours = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+    colours = ["black", *(f"C{k}" for k in range(10)), "limegreen"]
     for axis, (task, cell) in zip(axes[0], tasks.items(), strict=True):
         for k, (name, run) in enumerate(cell["found"].items()):
             ours = name.startswith("varprop")
@@ -40,7 +40,7 @@ def quality(tasks: Mapping[str, Any]) -> Figure:
                 fmt="*-" if ours else "o-",
                 ms=12 if ours else 4,
                 lw=1,
-                color=colours[k] if k else "black",
+                color=colours[k],
                 label=name,
             )
         axis.set(title=task, xlabel="µs for the prediction of a row", xscale="log")

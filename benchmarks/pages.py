@@ -41,10 +41,10 @@ torch alone. A pass of LOCAL_REPARAM is one sample. "Kept" is with a `vp.WeightC
 measured for single inputs."""
 
 
-FAIRNESS = """Log-likelihoods are averages over the published splits of concrete and over three seeds with
-2,000 digits, with standard errors. They are no ranking of methods: the prior of varprop, FanIn(4), was chosen
-on inner splits of such sets, while the peers have the defaults of their documentation, untuned. All train by
-Adam with a rate of 0.01 (classes: 0.001), IVON by its own steps with a rate of 0.1, pytagi by its own
+FAIRNESS = """Log-likelihoods are averages over published splits of concrete and over runs from several
+seeds on the same 2,000 digits, with standard errors. They are no ranking of methods: the prior of varprop,
+FanIn(4), was chosen on inner splits of such sets, while the peers have the defaults of their documentation,
+untuned. All train by Adam with a rate of 0.01 (classes: 0.001), IVON by its own steps with a rate of 0.1, pytagi by its own
 updates. Peers learn the noise with the weights; varprop fits it after each epoch. The initial deviations of
 fastbnns are copied, because fused Adam crashes on them."""
 
@@ -202,7 +202,8 @@ def peers(results: Path) -> Iterator[str]:
         lines = [[name, *(ratio(found.get(name)) for found in by_network)] for name in names]
         yield markdown([[mode, *speed], *lines])
     for task, cell in quality.items():
-        lines = [[task, "training", "samples", "log-likelihood", "prediction of a row"]]
+        title = f"{task}, {cell['configuration']['runs']} runs"
+        lines = [[title, "training", "samples", "log-likelihood", "prediction of a row"]]
         for name, run in cell["found"].items():
             for score in run["scores"]:
                 reached = f"{score['log_likelihood']:.3f} ± {score['standard_error']:.3f}"
