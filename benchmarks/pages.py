@@ -44,9 +44,9 @@ measured for single inputs."""
 FAIRNESS = """Log-likelihoods are averages over published splits of concrete and over runs from several
 seeds on the same 2,000 digits, with standard errors. They are no ranking of methods: the prior of varprop,
 FanIn(4), was chosen on inner splits of such sets, while the peers have the defaults of their documentation,
-untuned. All train by Adam with a rate of 0.01 (classes: 0.001), IVON by its own steps with a rate of 0.1, pytagi by its own
-updates. Peers learn the noise with the weights; varprop fits it after each epoch. The initial deviations of
-fastbnns are copied, because fused Adam crashes on them."""
+untuned. All train by Adam with a rate of 0.01 (classes: 0.001), IVON by its own steps with a rate of 0.1,
+pytagi by its own updates. Peers learn the noise with the weights; varprop fits it after each epoch. The
+initial deviations of fastbnns are copied, because fused Adam crashes on them."""
 
 
 def load(path: Path) -> Any:
