@@ -238,7 +238,7 @@ def test_calibration_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert list(cell["rows"]) == rows
     accuracies = {row["accuracy"] for name, row in cell["rows"].items() if name in rows[:3]}
     assert len(accuracies) == 1
-    assert f"| digits | plain | {cell['rows']['plain']['accuracy']:.4f} ±" in capsys.readouterr().out
+    assert f"| digits | plain | 1 | {cell['rows']['plain']['accuracy']:.4f} ±" in capsys.readouterr().out
     before = (tmp_path / "digits" / "0.json").stat().st_mtime_ns
     calibrate.main(command)
     assert (tmp_path / "digits" / "0.json").stat().st_mtime_ns == before
