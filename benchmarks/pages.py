@@ -61,11 +61,11 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
 
 
-def source(path: Path, cell: Mapping[str, Any]) -> str:
-    machine = cell["machine"]
+def source(path: Path, *cells: Mapping[str, Any]) -> str:
+    machine, commits = cells[0]["machine"], ", ".join(sorted({cell["commit"] for cell in cells}))
     return (
         f"`benchmarks/results/{path}`: {machine['cpu']}, {machine['cores']} cores, "
-        f"torch {machine['torch']}, commit {cell['commit']}, {cell['took'] / 60:.0f} minutes."
+        f"torch {machine['torch']}, commit {commits}, {sum(cell['took'] for cell in cells) / 60:.0f} minutes."
     )
 
 
@@ -184,11 +184,7 @@ def peers(results: Path) -> Iterator[str]:
     if not every:
         return
     yield "## Other packages"
-    machine, commits = every[0]["machine"], ", ".join(sorted({cell["commit"] for cell in every}))
-    yield (
-        f"`benchmarks/results/peers`: {machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, "
-        f"commit {commits}, {sum(cell['took'] for cell in every) / 60:.0f} minutes."
-    )
+    yield source(Path("peers"), *every)
     yield (
         f"{', '.join(every[0]['versions'].values())}. Each has its own defaults and the same network, data "
         "and epochs. Batches are the usual ones, except for 32 images with LeNet-CIFAR. Training and "
