@@ -61,7 +61,7 @@ def cifar100_test() -> dict[str, Tensor]:
     return {"CIFAR-100": data.cifar100()[2]}
 
 
-wide = partial(Task, epochs=10, rate=0.001, logvar=0.4, batch=64, flip=True, passes=30, audited=2000)
+wide = partial(Task, epochs=6, logvar=0.7, flip=True, passes=30, audited=2000)
 TASKS = {
     "MNIST": Task(data.mnist, data.strangers),
     "FashionMNIST": Task(data.fashion_mnist, dict, flip=True),
@@ -315,6 +315,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=3, help="how many; the number of a run is its seed")
     parser.add_argument("--epochs", type=int, help="instead of the schedule's own")
     parser.add_argument("--rate", type=float, help="instead of the schedule's own")
+    parser.add_argument("--logvar", type=float, help="rate of the log-variances relative to --rate, likewise")
+    parser.add_argument("--batch", type=int, help="images of a batch, instead of the set's own")
     parser.add_argument("--schedule", choices=SCHEDULES, default="short")
     parser.add_argument(
         "--validate",
@@ -335,8 +337,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def cell(row: str, name: str, run: int, options: argparse.Namespace) -> None:
     """Compute a cell, unless it is there."""
     recipe, task = ROWS[row], TASKS[name]
+    task = replace(task, batch=options.batch or task.batch)
     schedule = SCHEDULES[options.schedule](task)
-    schedule = replace(schedule, epochs=options.epochs or schedule.epochs, rate=options.rate or schedule.rate)
+    given = {key: getattr(options, key) for key in ("epochs", "rate", "logvar")}
+    schedule = replace(schedule, **{key: value for key, value in given.items() if value is not None})
     configuration = {
         "row": row,
         "dataset": name,
@@ -353,7 +357,9 @@ def cell(row: str, name: str, run: int, options: argparse.Namespace) -> None:
     images = ImageSet.of(tuple(t[: options.rows] for t in task.images()))  # type: ignore[arg-type]
     images = images.held_out(min(10_000, len(images.x) // 2)) if options.validate else images
     print(f"{options.schedule} {row} {name}, run {run}", flush=True)
-    stem = f"{options.schedule}-{schedule.epochs}-{schedule.rate:g}-{schedule.logvar:g}-{row}-{name}"
+    stem = "-".join(
+        [options.schedule, *(f"{value:g}" for value in vars(schedule).values()), str(task.batch), row, name]
+    )
     found = compute(
         recipe, task, images, schedule, run, options.out / "checkpoints" / stem, not options.quiet
     )
