@@ -50,8 +50,8 @@ def expected_log_ndtr(x: Gaussian) -> Tensor:
     derivatives are E[(log Φ)'] and E[(log Φ)'']/2 (Price's theorem), so that they are right for a variance of
     zero, too.
 
-    >>> expected_log_ndtr(Gaussian(torch.zeros(1), torch.tensor([1e6])))           # about -v/4
-    tensor([-250003.6094])
+    >>> expected_log_ndtr(Gaussian(torch.zeros(1), torch.tensor([1e6]))).round()           # about -v/4
+    tensor([-250004.])
     """
     mean, var = (t.float() if _is_half(t) else t for t in (x.mean, x.var))
     value: Tensor = _Expected.apply(mean, var)[0]  # type: ignore[no-untyped-call]
