@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import varprop as vp
 from varprop import BayesianMLPClassifier, BayesianMLPRegressor, predictive, race
 from varprop.io import files as modelfile
+from varprop.training import folds
 
 QUICK: dict[str, Any] = {
     "hidden_layer_sizes": 10,
@@ -336,14 +337,15 @@ def test_automatic_choices_are_the_best_out_of_fold_and_reported() -> None:
     assert model.predict([[0.0]])[0] == pytest.approx(1.0, abs=0.1)
 
 
-def test_means_on_a_log_scale_are_not_extrapolated(tmp_path: Path) -> None:
+def test_a_log_scale_is_not_extrapolated(tmp_path: Path) -> None:
     random = np.random.RandomState(0)
     x = random.uniform(-1, 1, (200, 1))
     price = np.exp(3 * x[:, 0] + 0.1 * random.randn(200))
     model = BayesianMLPRegressor(noise="constant", log_target=True, epochs=6, random_state=0).fit(x, price)
-    assert model.predict([[20.0]])[0] > 10
-    median = sum(model.predict_interval([[20.0]], 1e-6)) / 2
-    assert median[0] == pytest.approx(price.max(), rel=0.01)
+    logs, known = [member.log for member in model.predictive([[20.0]]).components], np.log(price)
+    assert all(known.min() - 1e-6 < log.mean.item() < known.max() + 1e-6 for log in logs)
+    assert all(log.epistemic.item() < known.var() + 1e-6 for log in logs)
+    assert model.predict([[20.0]])[0] < 10 * price.max()
     modelfile.save(model, tmp_path)
     assert modelfile.load(tmp_path).predict([[20.0]]) == pytest.approx(model.predict([[20.0]]))
 
@@ -411,6 +413,34 @@ def test_variances_are_calibrated_by_rows_that_were_not_seen(wrong: float) -> No
     model._calibrate(predictive.widened(p, wrong), t, torch.ones(200).double())
     error = (p.mean - t).square().mean().item()
     assert model.spread_ * wrong == pytest.approx(error, rel=0.05)
+
+
+def test_members_together_have_the_variance_of_their_errors() -> None:
+    """Each is right alone, about a truth that all know in part; the factor makes them right together."""
+    generator = torch.Generator().manual_seed(0)
+    noise, apart, rows, members = 0.7, 0.3, 20_000, 5
+    truth = torch.randn(rows, 1, generator=generator)
+    y = truth + noise * torch.randn(rows, 1, generator=generator)
+    means = truth + apart * torch.randn(members, rows, 1, generator=generator)
+    epistemic, aleatoric = (torch.full_like(truth, v**2) for v in (apart, noise))
+    parts = [predictive.NormalPredictive(mean, epistemic, aleatoric) for mean in means]
+    factor = folds.agreement(parts, torch.ones(rows))
+    together = predictive.widened(predictive.mixture(parts), factor)
+    errors = (y - together.mean).square()
+    assert together.var.mean().item() == pytest.approx(
+        errors.mean().item(), abs=5 * errors.std().item() / rows**0.5
+    )
+    assert together.var.mean() < 0.8 * predictive.mixture(parts).var.mean()
+
+
+def test_members_predict_together_more_sharply_than_apart() -> None:
+    model = BayesianMLPRegressor(**(QUICK | {"folds": 5})).fit(X[TRAIN], Y[TRAIN])
+    assert 0.05 < model.agreement_ < 1
+    assert model._target.spread == model.spread_ * model.agreement_
+    lower, upper = model.predict_interval(X[TEST], 0.8, conformal=True)
+    model.agreement_ = 1.0
+    alone = model.predict_interval(X[TEST], 0.8, conformal=True)
+    np.testing.assert_array_equal(alone, (lower, upper), "these come from members that predict apart")
 
 
 def test_conformal_intervals_cover() -> None:

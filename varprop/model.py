@@ -106,7 +106,7 @@ class Numbers(Target):
     """Whether their logarithms are standardised and learned, with normal noise."""
     bounds: tuple[Tensor, Tensor] | None = None
     """The least and the largest logarithm in training, standardised. A mean beyond them would be extrapolated
-    exponentially."""
+    exponentially, and so would an epistemic variance beyond that of the targets."""
     spread: float = 1.0
     """A factor on the variances of all networks, which rows that they have not seen have asked for."""
 
@@ -120,7 +120,7 @@ class Numbers(Target):
 
     def unscaled(self, p: Predictive) -> Predictive:
         p = p if self.spread == 1 else widened(p, self.spread)
-        p = p if self.bounds is None else limited(p, *self.bounds)
+        p = p if self.bounds is None else limited(p, *self.bounds, epistemic=1.0)
         p = rescaled(p, self.mean, self.scale)
         return exponential(p) if self.log else p
 

@@ -117,6 +117,9 @@ class BayesianMLP(Settings, Learned, Fitted):
     def _calibrate(self, p: Predictive, y: Tensor, weight: Tensor) -> None:
         """Learn how much wider or narrower predictions should be from out-of-fold ones."""
 
+    def _calibrate_together(self, parts: Sequence[Predictive], weight: Tensor) -> None:
+        """Learn how much narrower the mixture of all members should be than they are alone."""
+
     @property
     @abstractmethod
     def _target(self) -> Target:
@@ -228,12 +231,12 @@ class BayesianMLP(Settings, Learned, Fitted):
                 if len(rows) < MANY:
                     best = race.trained_further(best)
                     self.__dict__.update(vars(best.estimator))
-                    self._correlate(best.data)
+                    self._combine(best.data)
                     return
             self._start(choice, rows, folds)
         data = self._scaled(rows, folds)
         self._train_members(data)
-        self._correlate(data)
+        self._combine(data)
 
     def _start(self, choice: Choice, rows: Rows, folds: int) -> None:
         """New scales, and new networks from the random state."""
@@ -315,6 +318,13 @@ class BayesianMLP(Settings, Learned, Fitted):
         self.n_iter_ += len(mean)
         self.history_ = history.tail(max(KEPT, len(mean))).reset_index(drop=True)
 
+    def _combine(self, data: Scaled) -> None:
+        """Learn what only matters for the trained members: correlations, and how they predict together."""
+        self._correlate(data)
+        if data.folds is not None:
+            parts = data.folds.predict_apart(self.members_, data.x)
+            self._calibrate_together(parts, data.weight[data.folds.judges])
+
     def _correlate(self, data: Scaled) -> None:
         """Give the predictions of each member the correlations between its weights, where that can be."""
         gain, size = self._gain, sum(q.mean.numel() for _, q in posteriors(self.elbo_.net))
@@ -379,9 +389,13 @@ class BayesianMLP(Settings, Learned, Fitted):
 
     def predictive(self, X: ArrayLike) -> Predictive:
         """The predictive distribution of each row, in the target's own unit."""
+        return self._predict(X)
+
+    def _predict(self, X: ArrayLike, **changes: Any) -> Predictive:
+        """By the model with some of its fields changed."""
         check_is_fitted(self)
         rows = validate_data(self, self._encoded(X, False), dtype=[np.float64, np.float32], reset=False)
-        return replace(self.model_, encoder=None).predict(rows)
+        return replace(self.model_, encoder=None, **changes).predict(rows)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "members_" in vars(self)

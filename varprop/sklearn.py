@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -28,7 +29,7 @@ from .predictive import (
     widened,
 )
 from .priors import FanIn, Prior
-from .training.folds import best_factor
+from .training.folds import agreement, best_factor
 
 Noise = Literal["constant", "heteroscedastic", "student"]
 SKEWED = 1.0
@@ -107,6 +108,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     spread_ = 1.0
     """The factor on all variances that out-of-fold rows have asked for."""
+    agreement_ = 1.0
+    """A further factor where all members predict together: they err less than each of them alone."""
     log_bounds_: np.ndarray | None = None
     """The least and the largest standardised logarithm in training, the bounds of means on a log scale."""
 
@@ -179,7 +182,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
             )
         self.y_mean_, self.y_scale_ = mean_and_scale(np.log(y) if self.choices_["log_target"] else y, weight)
         self.n_outputs_ = 1 if y.ndim == 1 else y.shape[1]
-        self.spread_, self.log_bounds_ = 1.0, None
+        self.spread_, self.agreement_, self.log_bounds_ = 1.0, 1.0, None
         if self.choices_["log_target"]:
             scaled = ((np.log(y) - self.y_mean_) / self.y_scale_).reshape(len(y), -1)
             self.log_bounds_ = np.stack([scaled.min(0), scaled.max(0)])
@@ -193,7 +196,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         if self.log_bounds_ is not None:
             low, high = torch.tensor(self.log_bounds_, dtype=torch.float64)
             bounds = low, high
-        return Numbers(mean, scale, bool(self.choices_["log_target"]), bounds, self.spread_)
+        spread = self.spread_ * self.agreement_
+        return Numbers(mean, scale, bool(self.choices_["log_target"]), bounds, spread)
 
     def _likelihood(self) -> tuple[Likelihood, int]:
         outputs = self.n_outputs_
@@ -207,7 +211,11 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         return Normal(outputs=outputs), outputs
 
     def _calibrate(self, p: Predictive, y: Tensor, weight: Tensor) -> None:
+        self.agreement_ = 1.0
         self.spread_ = best_factor(lambda factor: float((weight * widened(p, factor).log_prob(y)).sum()))
+
+    def _calibrate_together(self, parts: Sequence[Predictive], weight: Tensor) -> None:
+        self.agreement_ = agreement([widened(p, self.spread_) for p in parts], weight)
 
     def _keep(self, p: Predictive, values: Tensor, folds: np.ndarray) -> None:
         assert isinstance(p, Regression)
@@ -232,11 +240,11 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
         :param conformal: by CV+ from the out-of-fold rows, whose guarantee needs no model to be true.
         """
-        p = self._regression(X)
-        lower, upper = self._conformal(p, level) if conformal else p.interval(level)
+        lower, upper = self._conformal(X, level) if conformal else self._regression(X).interval(level)
         return self._shaped(lower), self._shaped(upper)
 
-    def _conformal(self, p: Regression, level: float) -> tuple[Tensor, Tensor]:
+    def _conformal(self, X: ArrayLike, level: float) -> tuple[Tensor, Tensor]:
+        p = self._predict(X, target=replace(self._target, spread=self.spread_))  # as the rows out of fold
         if not hasattr(self, "oof_scores_") or not isinstance(p, RegressionMixture):
             raise ValueError(
                 "predict_interval: conformal intervals need out-of-fold rows; fit with folds=2 or more."

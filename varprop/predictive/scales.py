@@ -43,12 +43,16 @@ def widened(p: Predictive, factor: Tensor | float) -> Regression:
     raise _not_numbers("widened", p)
 
 
-def limited(p: Predictive, low: Tensor, high: Tensor) -> Regression:
-    """The normal prediction, or mixture of normals, with every mean between two bounds."""
+def limited(p: Predictive, low: Tensor, high: Tensor, epistemic: float) -> Regression:
+    """The normal prediction, or mixture of normals, with every mean between two bounds.
+
+    :param epistemic: the largest epistemic variance.
+    """
     if isinstance(p, RegressionMixture):
-        return mixture_of_numbers([limited(component, low, high) for component in p.components])
+        return mixture_of_numbers([limited(component, low, high, epistemic) for component in p.components])
     if isinstance(p, NormalPredictive):
-        return NormalPredictive(p.mean.clamp(low.to(p.mean), high.to(p.mean)), p.epistemic, p.aleatoric)
+        mean = p.mean.clamp(low.to(p.mean), high.to(p.mean))
+        return NormalPredictive(mean, p.epistemic.clamp(max=epistemic), p.aleatoric)
     raise _not_numbers("limited", p)
 
 

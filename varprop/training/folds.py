@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from ..laplace import RANK, Laplace
 from ..objectives import ELBO
-from ..predictive import Predictive, Regression, concatenate, mixture, reordered
+from ..predictive import (
+    Predictive,
+    Regression,
+    concatenate,
+    mixture,
+    reordered,
+)
 from ..settings import LONG
 from . import groups
 from .batches import Chosen
@@ -22,6 +28,8 @@ from .epochs import predict
 
 PART = 65_536
 """Rows of a long table that are looked at together."""
+LEAST = 0.25
+"""The least factor on the variances of members that a row can ask for where they predict together."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,11 @@ class Folds:
         # The rows of part 0 come first; the inverse of their order takes all of them back.
         return reordered(concatenate(parts), part.argsort(stable=True).argsort())
 
+    def predict_apart(self, members: Sequence[ELBO], x: Tensor) -> list[Predictive]:
+        """Of each row that judges, once by the members of every part, whether they have seen it or not."""
+        predictions = [predict(member, x[self.judges]) for member in members]
+        return [mixture(predictions[k :: self.count]) for k in range(self.count)]
+
 
 def _chosen(
     chosen: Tensor, x: Tensor, y: Tensor, weight: Tensor, among: Tensor | None = None
@@ -139,3 +152,23 @@ def best_factor(score: Callable[[float], float]) -> float:
         return log**2 / 2 - score(math.exp(log))
 
     return math.exp(minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded").x)
+
+
+def agreement(parts: Sequence[Regression], weight: Tensor) -> float:
+    """The factor on the variances of several predictions with which their mixture has the right one (Eq. 67).
+
+    If each is right alone, with the variance V on average, the mean of their means errs less than they do, by
+    just the variance D between the means: it is V - D (Krogh and Vedelsby 1995), where the mixture has V + D.
+    For rows that most predictions were fitted to, D is too small rather than too large.
+
+    >>> left, right = (
+    ...     vp.predictive.NormalPredictive(torch.full((1, 1), m), torch.zeros(1, 1), torch.ones(1, 1))
+    ...     for m in (-0.4, 0.4)
+    ... )
+    >>> round(agreement([left, right], torch.ones(1)), 2)                      # 1 - 2 D/V
+    0.68
+    """
+    alone = torch.stack([p.var for p in parts]).mean(0)
+    between = torch.stack([p.mean for p in parts]).var(0, correction=0)
+    factor = (1 - 2 * between / alone).clamp(min=LEAST).mean(1)
+    return float((weight * factor).sum() / weight.sum())
