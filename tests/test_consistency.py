@@ -235,3 +235,38 @@ def test_activations_that_are_not_the_units_of_a_layer_are_audited_too(net, shap
     audit = vp.audit(elbo, x, torch.randn(len(x), 1), samples=10)
     assert audit.layers == ()
     assert audit.gate_kl > 0
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.last = nn.Linear(2, 6), nn.Linear(3, 6), nn.Linear(6, 1)
+
+    def forward(self, a, b):
+        hidden = torch.relu(self.left(a) + self.right(b))
+        return {"hidden": hidden, "mean": self.last(hidden)}
+
+
+@pytest.mark.parametrize("method", [vp.DVI, vp.LOCAL_REPARAM])
+def test_several_inputs_and_outputs_are_audited(method):
+    """As the same network that takes its inputs side by side and returns one output."""
+    torch.manual_seed(0)
+    two = vp.variational(TwoInputs(), logvar=-3.0)
+    side = vp.variational(nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 1)))
+    with torch.no_grad():
+        side[0].bias.copy_(two.left.bias + two.right.bias)
+        side[2].bias.copy_(two.last.bias)
+        for name in ("weight", "weight_logvar"):
+            getattr(side[0], name).copy_(torch.cat([getattr(two.left, name), getattr(two.right, name)], 1))
+            getattr(side[2], name).copy_(getattr(two.last, name))
+    a, b, y = torch.randn(40, 2), torch.randn(40, 3), torch.randn(40, 1)
+    found = {}
+    for key, net, x in (("two", two, {"a": a, "b": b}), ("side", side, torch.cat([a, b], 1))):
+        prior, output = vp.priors.Normal(), "mean" if key == "two" else None
+        elbo = vp.ELBO(net, method, vp.likelihoods.Normal(), prior, n_data=40, output=output)
+        found[key] = vp.audit(elbo, x, y, samples=4000)
+    for scores in (found["two"].own, found["two"].exact, found["two"].sampled):
+        assert scores.log_likelihood == pytest.approx(found["side"].exact.log_likelihood, abs=0.02)
+        assert scores.std == pytest.approx(found["side"].exact.std, rel=0.05)
+    with pytest.raises(ValueError, match="got 40 inputs and 39 targets"):
+        vp.audit(elbo, torch.cat([a, b], 1), y[1:])

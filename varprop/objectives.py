@@ -74,6 +74,17 @@ class Terms:
         return sum((kl.sum() for kl in kls), torch.zeros_like(self.data_fit)) / self.f.shape[0]
 
 
+def split(x: Value, rows: int) -> list[Value]:
+    """An input in parts of so many rows; an input without rows is one part.
+
+    >>> [part["b"].shape for part in split({"a": torch.ones(3, 2), "b": torch.ones(3, 1)}, 2)]
+    [torch.Size([2, 1]), torch.Size([1, 1])]
+    """
+    n = tensors_in(x)[0].shape[0]
+    parts = [itemgetter(slice(i, i + rows)) for i in range(0, max(n, 1), rows)]
+    return [pytree.tree_map_only(Tensor, part, x) for part in parts]
+
+
 class ELBO(nn.Module):
     """Negative evidence lower bound per data point, without sampling (Eq. 46):
 
@@ -163,10 +174,12 @@ class ELBO(nn.Module):
         log_prob = per_datum(log_prob) if weight is None else per_datum(log_prob) * weight
         return Terms(log_prob.mean(), self.kl(), f, gates, self.method.slope or math.inf, weight)
 
-    def propagated(self, x: Value, method: Method | None = None) -> Activation:
-        """The network's output by the moments of the objective's method, or of another one."""
+    def propagated(
+        self, x: Value, method: Method | None = None, moments: Moments | None = None
+    ) -> Activation:
+        """The network's output by the objective's method and moments, or by others."""
         method = method or self.method
-        if self.moments == "correlated":
+        if (moments or self.moments) == "correlated":
             args, options = arguments(x)
             return correlated(self.net, *args, method=method, output=self.output, **options)
         return chosen(method.at(self.net, x), self.output)
@@ -197,10 +210,7 @@ class ELBO(nn.Module):
                 raise ValueError(
                     f"predict: batch_size must be positive and a whole number, got {batch_size!r}."
                 )
-            n = tensors_in(x)[0].shape[0]
-            parts = [itemgetter(slice(i, i + batch_size)) for i in range(0, max(n, 1), batch_size)]
-            inputs = [pytree.tree_map_only(Tensor, part, x) for part in parts]
-            return concatenate([self.predict(part, samples) for part in inputs])
+            return concatenate([self.predict(part, samples) for part in split(x, batch_size)])
         if not self.method.samples:
             if samples is not None:
                 raise ValueError(f"predict: {self.method.name} draws no samples; leave `samples` out.")

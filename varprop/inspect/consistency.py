@@ -17,10 +17,10 @@ from torch.func import vmap
 
 from .. import moments
 from ..gaussian import Activation, Gaussian, mean_of
-from ..jacobian import correlated
-from ..methods.base import Call, Method, Value
+from ..graph.steps import tensors_in
+from ..methods.base import Call, Method, Value, arguments, chosen
 from ..methods.tables import DVI, EXACT
-from ..objectives import ELBO
+from ..objectives import ELBO, split
 from ..posterior import Layer, draw, is_random, posteriors
 from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture
 from ..priors import Prior
@@ -110,13 +110,14 @@ class Audit:
 
 @torch.no_grad()
 def audit(
-    elbo: ELBO, x: Tensor, y: Tensor, *, samples: int = 1000, tolerance: float = 0.02, seed: int = 0
+    elbo: ELBO, x: Value, y: Tensor, *, samples: int = 1000, tolerance: float = 0.02, seed: int = 0
 ) -> Audit:
     """Compare what a trained network predicts with what the same posterior predicts by exact moments.
 
     With one hidden layer of linear units the exact moments of the activations give those of the output. In
     any other network activations are correlated, and Monte Carlo samples of the weights decide.
 
+    :param x: inputs, as the objective takes them.
     :param samples: number of Monte Carlo samples, if they are needed.
     :param tolerance: difference in log-likelihood, in nats per data point, up to which the two count as
         equal.
@@ -126,10 +127,11 @@ def audit(
     >>> vp.audit(elbo, torch.randn(16, 2), torch.randn(16, 1)).consistent
     True
     """
-    if not len(x) == len(y) > 0:
+    rows = len(tensors_in(x)[0])
+    if not rows == len(y) > 0:
         raise ValueError(
             "audit: needs at least one input and a target for each input, "
-            f"got {len(x)} inputs and {len(y)} targets."
+            f"got {rows} inputs and {len(y)} targets."
         )
     if next(posteriors(elbo.net), None) is None:
         raise ValueError(
@@ -148,7 +150,7 @@ def audit(
             else _in_one_pass(elbo, elbo.propagated, x)
         )
         judge = _sampled(elbo, _networks(elbo, samples, seed), x) if deep else None
-        true = partial(correlated, elbo.net, method=exact) if deep else partial(exact, elbo.net)
+        true = partial(elbo.propagated, method=exact, moments="correlated" if deep else "independent")
         best = _in_one_pass(elbo, true, x)
     finally:
         elbo.train(training)
@@ -165,15 +167,15 @@ Predicted = tuple[Predictive, Tensor]
 """A prediction and the standard deviation of the network's output."""
 
 
-def _in_one_pass(elbo: ELBO, output: Callable[[Tensor], Activation], x: Tensor) -> Predicted:
-    outputs = [output(part) for part in x.split(BATCH)]
+def _in_one_pass(elbo: ELBO, output: Callable[[Value], Activation], x: Value) -> Predicted:
+    outputs = [output(part) for part in split(x, BATCH)]
     return _joined(
         (elbo.likelihood.predictive(f), f.std if isinstance(f, Gaussian) else torch.zeros_like(f))
         for f in outputs
     )
 
 
-def _sampled(elbo: ELBO, outputs: Callable[[Tensor], Tensor], x: Tensor) -> Predicted:
+def _sampled(elbo: ELBO, outputs: Callable[[Value], Tensor], x: Value) -> Predicted:
     """In regression by the moments of the samples, as a method gives them; else by average probabilities."""
 
     def predicted(f: Tensor) -> Predicted:
@@ -183,42 +185,45 @@ def _sampled(elbo: ELBO, outputs: Callable[[Tensor], Tensor], x: Tensor) -> Pred
             [elbo.likelihood.predictive(one) for one in f]
         ), moments.std
 
-    return _joined(predicted(outputs(part)) for part in x.split(BATCH // 4))
+    return _joined(predicted(outputs(part)) for part in split(x, BATCH // 4))
 
 
-def _passes(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]:
+def _passes(elbo: ELBO, samples: int, seed: int) -> Callable[[Value], Tensor]:
     """Passes of a sampling method."""
 
-    def outputs(x: Tensor) -> Tensor:
+    def outputs(x: Value) -> Tensor:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return torch.stack([mean_of(elbo.method(elbo.net, x)) for _ in range(samples)])
+            return torch.stack([mean_of(elbo.propagated(x)) for _ in range(samples)])
 
     return outputs
 
 
-def _networks(elbo: ELBO, samples: int, seed: int) -> Callable[[Tensor], Tensor]:
+def _networks(elbo: ELBO, samples: int, seed: int) -> Callable[[Value], Tensor]:
     """Plain passes with weights sampled from the posterior, the same samples for every part of the data."""
 
     parameters = {name: p for name, p in elbo.net.named_parameters() if "logvar" in name}
     no_variance = {name: torch.full_like(p, -torch.inf) for name, p in parameters.items()}
 
-    def run(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        if not elbo.method.scaled:
-            return substituted(elbo.net, weights, nn.Module.__call__, x)
-        # The plain network does not scale its sums; the method does, on weights without variance.
-        return mean_of(substituted(elbo.net, weights | no_variance, elbo.method, x))
+    def run(weights: dict[str, Tensor], x: Value) -> Tensor:
+        args, options = arguments(x)
+        if elbo.method.scaled:
+            # The plain network does not scale its sums; the method does, on weights without variance.
+            f = substituted(elbo.net, weights | no_variance, elbo.method, *args, **options)
+        else:
+            f = substituted(elbo.net, weights, nn.Module.__call__, *args, **options)
+        return mean_of(chosen(f, elbo.output))
 
     # torch cannot map its recurrent layers over weights.
     mapped = not any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in elbo.net.modules())
 
-    def run_all(weights: dict[str, Tensor], n: int, x: Tensor) -> Tensor:
+    def run_all(weights: dict[str, Tensor], n: int, x: Value) -> Tensor:
         if mapped:
             return vmap(run, in_dims=(0, None))(weights, x)
         return torch.stack([run({name: w[i] for name, w in weights.items()}, x) for i in range(n)])
 
-    def outputs(x: Tensor) -> Tensor:
-        generator = torch.Generator(x.device).manual_seed(seed)
+    def outputs(x: Value) -> Tensor:
+        generator = torch.Generator(tensors_in(x)[0].device).manual_seed(seed)
         chunks = (min(50, samples - i) for i in range(0, samples, 50))
         return torch.cat([run_all(draw(elbo.net, n, generator), n, x) for n in chunks])
 
@@ -249,13 +254,14 @@ def _scores(predicted: Predicted, y: Tensor) -> Scores:
 class _Seen:
     """What a pass over the data reveals about the gates, the layers before them, and the network's depth."""
 
-    def __init__(self, elbo: ELBO, method: Method, x: Tensor) -> None:
+    def __init__(self, elbo: ELBO, method: Method, x: Value) -> None:
         self.gate_kl, self.one_hidden_layer = 0.0, True
         self.closed: dict[nn.Module, Tensor] = {}
-        for part in x.split(BATCH):
-            self.share, self.linear, self.nonlinear = len(part) / len(x), 0, 0
+        rows = len(tensors_in(x)[0])
+        for part in split(x, BATCH):
+            self.share, self.linear, self.nonlinear = len(tensors_in(part)[0]) / rows, 0, 0
             self.layer: nn.Module | None = None
-            method.watching(self.watch)(elbo.net, part)
+            method.watching(self.watch).at(elbo.net, part)
         names = {module: name for name, module in elbo.net.named_modules()}
         self.layers = tuple(
             Units(names[layer], ((share >= NEARLY_ALL) & _at_prior(elbo.prior, layer)).double().mean().item())
