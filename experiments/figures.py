@@ -1,4 +1,4 @@
-"""Figures of Table 2, from its cells: `python -m experiments.figures` writes experiments/figures/*.png.
+"""Figures of Table 2, from its cells: `python -m experiments.figures` writes docs/figures/table2-*.png.
 
 Accuracy against the share of images rejected, reliability diagrams, and entropies in and out of distribution;
 run 0 of the short schedule.
@@ -40,6 +40,7 @@ LOOK: Any = {
 }
 Cells = dict[str, dict[str, Any]]
 """Of one set, by row."""
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
 
 def found(folder: Path) -> dict[str, Cells]:
@@ -109,12 +110,11 @@ def style(row: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    here = Path(__file__).parent
     parser = argparse.ArgumentParser(prog="python -m experiments.figures", description=__doc__.split("\n")[0])
     parser.add_argument(
         "--cells", type=Path, default=cells.RESULTS / "table2" / "short", help="folder of the cells"
     )
-    parser.add_argument("--out", type=Path, default=here / "figures")
+    parser.add_argument("--out", type=Path, default=FIGURES)
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     sets = found(options.cells)
