@@ -253,10 +253,12 @@ class _Relu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Saved, to_mean: Tensor, to_var: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         mean, above, e, *inputs = ctx.saved_tensors
-        if inputs:
+        if torch.is_grad_enabled():  # the derivatives are to be differentiated themselves
+            if not inputs:
+                raise RuntimeError(
+                    "Second derivatives of ReLU's moments need torch.func, as in vp.correlated."
+                )
             above, e = _step_and_density(*inputs)
-        elif torch.is_grad_enabled():
-            raise RuntimeError("Second derivatives of ReLU's moments need torch.func, as in vp.correlated.")
         to_m = torch.addcmul(to_mean * above, to_var, torch.addcmul(mean, mean, above, value=-1), value=2)
         to_v = torch.addcmul(0.5 * to_mean * e, to_var, torch.addcmul(above, mean, e, value=-1))
         return to_m, to_v
