@@ -16,6 +16,7 @@ from sklearn.datasets import load_diabetes
 from torch import nn
 
 import varprop as vp
+from experiments import tabular_ranks
 
 from .shell import run
 
@@ -92,6 +93,20 @@ def test_the_readme_states_the_committed_speed_and_calibration() -> None:
     ]
     assert len(shares) == 9
     assert f"cover between {min(shares):.0%} and {max(shares):.0%}" in readme.replace(" %", "%")
+
+
+def test_the_readme_states_the_committed_ranks() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    folder = ROOT / "experiments" / "results" / "tabular"
+    for title, name, larger in (("log-likelihood", "log_likelihood", True), ("CRPS", "crps", False)):
+        found = tabular_ranks.ranks(tabular_ranks.score(folder, "regression", "report", name), larger=larger)
+        assert found is not None
+        assert list(found.mean)[:2] == ["varprop", "forest"]
+        assert (len(found.mean), len(found.tables)) == (9, 11)
+        ours, next_best, *_ = found.mean.values()
+        assert f"in {title} ({ours:.2f}; random forest {next_best:.2f})" in readme
+    coverage = tabular_ranks.score(folder, "regression", "report", "coverage")["varprop"].values()
+    assert f"90 % intervals cover {100 * np.mean(list(coverage)):.0f} %" in readme
 
 
 def test_the_page_of_streams_states_the_committed_measurement() -> None:
