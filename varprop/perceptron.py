@@ -117,7 +117,7 @@ class BayesianMLP(Settings, Learned, Fitted):
     def _calibrate(self, p: Predictive, y: Tensor, weight: Tensor) -> None:
         """Learn how much wider or narrower predictions should be from out-of-fold ones."""
 
-    def _calibrate_together(self, parts: Sequence[Predictive], weight: Tensor) -> None:
+    def _calibrate_together(self, data: Scaled) -> None:
         """Learn how much narrower the mixture of all members should be than they are alone."""
 
     @property
@@ -321,9 +321,7 @@ class BayesianMLP(Settings, Learned, Fitted):
     def _combine(self, data: Scaled) -> None:
         """Learn what only matters for the trained members: correlations, and how they predict together."""
         self._correlate(data)
-        if data.folds is not None:
-            parts = data.folds.predict_apart(self.members_, data.x)
-            self._calibrate_together(parts, data.weight[data.folds.judges])
+        self._calibrate_together(data)
 
     def _correlate(self, data: Scaled) -> None:
         """Give the predictions of each member the correlations between its weights, where that can be."""

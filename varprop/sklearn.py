@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -30,6 +29,7 @@ from .predictive import (
 )
 from .priors import FanIn, Prior
 from .training.folds import agreement, best_factor
+from .training.rows import Scaled
 
 Noise = Literal["constant", "heteroscedastic", "student"]
 SKEWED = 1.0
@@ -214,8 +214,11 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         self.agreement_ = 1.0
         self.spread_ = best_factor(lambda factor: float((weight * widened(p, factor).log_prob(y)).sum()))
 
-    def _calibrate_together(self, parts: Sequence[Predictive], weight: Tensor) -> None:
-        self.agreement_ = agreement([widened(p, self.spread_) for p in parts], weight)
+    def _calibrate_together(self, data: Scaled) -> None:
+        if data.folds is not None:
+            parts = data.folds.predict_apart(self.members_, data.x)
+            weight = data.weight[data.folds.judges]
+            self.agreement_ = agreement([widened(p, self.spread_) for p in parts], weight)
 
     def _keep(self, p: Predictive, values: Tensor, folds: np.ndarray) -> None:
         assert isinstance(p, Regression)
