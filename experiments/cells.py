@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
 
 def finished(path: Path, configuration: dict[str, Any]) -> bool:

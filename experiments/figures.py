@@ -40,7 +40,6 @@ LOOK: Any = {
 }
 Cells = dict[str, dict[str, Any]]
 """Of one set, by row."""
-FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
 
 def found(folder: Path) -> dict[str, Cells]:
@@ -114,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--cells", type=Path, default=cells.RESULTS / "table2" / "short", help="folder of the cells"
     )
-    parser.add_argument("--out", type=Path, default=FIGURES)
+    parser.add_argument("--out", type=Path, default=cells.FIGURES)
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     sets = found(options.cells)

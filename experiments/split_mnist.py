@@ -36,7 +36,7 @@ TASKS = 5
 CORESET = 40
 """Images of each task."""
 UNITS, BATCH, RATE, LOGVAR = 256, 128, 0.001, -6.0
-FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "split-mnist.png"
+FIGURE = cells.FIGURES / "split-mnist.png"
 EPOCHS, CORESET_EPOCHS = 2, 40
 Rows = tuple[Tensor, Tensor]
 

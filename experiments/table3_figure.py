@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from . import cells
-from .figures import COLOURS, FIGURES, LOOK, panels
+from .figures import COLOURS, LOOK, panels
 from .table3 import NAMES, TASKS, found
 
 DASHED = ("plain", "sgd", "frozen")
@@ -20,7 +20,7 @@ DASHED = ("plain", "sgd", "frozen")
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.table3_figure", description=__doc__)
     parser.add_argument("--cells", type=Path, default=cells.RESULTS / "table3", help="folder of the cells")
-    parser.add_argument("--out", type=Path, default=FIGURES / "table3-accuracy.png")
+    parser.add_argument("--out", type=Path, default=cells.FIGURES / "table3-accuracy.png")
     options = parser.parse_args(arguments)
     sets = {name: {row: found(options.cells, row, name) for row in NAMES} for name in TASKS}
     sets = {name: rows for name, rows in sets.items() if any(rows.values())}

@@ -33,7 +33,6 @@ SCORES = {
     },
 }
 RANKED = {"regression": ("log_likelihood", "crps"), "classes": ("log_likelihood", "error")}
-FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 
 Means = dict[str, dict[str, float]]
 """By row and table, the mean over the splits."""
@@ -143,7 +142,7 @@ def figure(found: Ranks, title: str) -> Any:
     return canvas
 
 
-def draw(folder: Path = cells.RESULTS / "tabular", out: Path = FIGURES) -> None:
+def draw(folder: Path = cells.RESULTS / "tabular", out: Path = cells.FIGURES) -> None:
     """A plot for each kind and ranked score of the reported half."""
     out.mkdir(parents=True, exist_ok=True)
     for half, kind, name, found in _all(folder):

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 
 from ..laplace import RANK, Laplace
 from ..objectives import ELBO
-from ..predictive import (
-    Predictive,
-    Regression,
-    concatenate,
-    mixture,
-    reordered,
-)
+from ..predictive import Predictive, Regression, concatenate, mixture, reordered
 from ..settings import LONG
 from . import groups
 from .batches import Chosen
