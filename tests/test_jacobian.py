@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import varprop as vp
-from varprop.methods.slopes import bias_slopes, weight_slopes
+from varprop.methods.slopes import bias_slopes, shared_variances, weight_slopes
 
 from .sampling import difference, draws
 
@@ -274,8 +274,63 @@ def test_results_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch
     together = vp.correlated(net, x)
     monkeypatch.setattr(sys.modules["varprop.jacobian"], "ENTRIES", 1)
     one_by_one = vp.correlated(net, x)
+    monkeypatch.setattr(sys.modules["varprop.methods.noise"], "BLOCK", 1)
+    with torch.no_grad():
+        in_blocks = vp.correlated(net, x)
     torch.testing.assert_close(together.var, one_by_one.var)
+    torch.testing.assert_close(together.var, in_blocks.var)
     torch.testing.assert_close(together.var[2:3], vp.correlated(net, x[2:3]).var)
+
+
+class StepsFirst(nn.Module):
+    """The examples are in the second dimension of the hidden layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.inner(x.transpose(0, 1))).mean(0))
+
+
+class Windows(nn.Module):
+    """Two windows of each example are rows; if mixed, first the first windows of all examples."""
+
+    def __init__(self, mixed: bool) -> None:
+        super().__init__()
+        self.inner, self.head, self.mixed = nn.Linear(4, 5), nn.Linear(10, 2), mixed
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = x.transpose(0, 1) if self.mixed else x
+        h = torch.relu(self.inner(windows.reshape(-1, 4))).reshape(*windows.shape[:2], 5)
+        return self.head((h.transpose(0, 1) if self.mixed else h).flatten(1))
+
+
+@pytest.mark.parametrize(
+    "make", [StepsFirst, lambda: Windows(True), lambda: Windows(False), pooled, Branches]
+)
+@pytest.mark.parametrize("recording", [True, False])
+@pytest.mark.usefixtures("float64")
+def test_examples_together_are_what_they_are_alone(make: Callable[[], nn.Module], recording: bool) -> None:
+    shape = {StepsFirst: (4, 2, 4), Branches: (4, 4), pooled: (4, 1, 6, 6)}.get(make, (4, 2, 4))  # type: ignore[call-overload]
+    net, x = random(make(), init="he"), torch.randn(shape)
+    with torch.set_grad_enabled(not recording):
+        together, alone = vp.correlated(net, x), [vp.correlated(net, row) for row in x.split(1)]
+    torch.testing.assert_close(together.mean, torch.cat([f.mean for f in alone]))
+    torch.testing.assert_close(together.var, torch.cat([f.var for f in alone]))
+
+
+@pytest.mark.usefixtures("float64")
+def test_recording_a_pass_and_following_it_agree() -> None:
+    for make, shape in ((pooled, (3, 1, 6, 6)), (lambda: perceptron(4, 9, 9, 2, act=nn.GELU), (3, 4))):
+        net, x = random(make(), init="he"), torch.randn(shape)
+        followed = vp.correlated(net, x)
+        assert followed.var.requires_grad
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                recorded = vp.correlated(net, x.clone())
+            torch.testing.assert_close(recorded.mean, followed.mean.detach())
+            torch.testing.assert_close(recorded.var, followed.var.detach())
 
 
 def test_output_shapes_are_those_of_the_network():
@@ -401,10 +456,17 @@ def test_a_deterministic_network_is_an_error():
 )
 def test_slopes_by_weights_are_those_of_autograd(layer: nn.Module, shape: tuple[int, ...]) -> None:
     layer, x = layer.double(), torch.randn(shape).double()
-    f = layer(x)
-    slopes = torch.randn(3, *f.shape).double()
-    parameters = [layer.weight, layer.bias]
-    found = [torch.autograd.grad((f * slope).sum(), parameters, retain_graph=True) for slope in slopes]
-    of_weight, of_bias = map(torch.stack, zip(*found, strict=True))
-    torch.testing.assert_close(weight_slopes(layer, x, slopes), of_weight)
-    torch.testing.assert_close(bias_slopes(layer, slopes), of_bias)
+    slopes = torch.randn_like(layer(x))
+    for n in {1, len(x)}:
+        of_weights, of_biases = weight_slopes(layer, x, slopes, n), bias_slopes(layer, slopes, n)
+        parts = zip(x.split(len(x) // n), slopes.split(len(x) // n), strict=True)
+        for (part, slope), of_weight, of_bias in zip(parts, of_weights, of_biases, strict=True):
+            expected = torch.autograd.grad((layer(part) * slope).sum(), [layer.weight, layer.bias])
+            torch.testing.assert_close((of_weight, of_bias), expected)
+        channel = -1 if isinstance(layer, nn.Linear) else 1
+        std = torch.rand_like(x.narrow(channel, 0, 1)) * torch.arange(1.0, x.shape[channel] + 1).view(
+            *(-1 if d == channel % x.dim() else 1 for d in range(x.dim()))
+        )
+        var = torch.rand_like(layer.weight)
+        of_deviations = weight_slopes(layer, std.double(), slopes, n).square().flatten(1) @ var.flatten()
+        torch.testing.assert_close(shared_variances(layer, var, std.double(), slopes, n), of_deviations)

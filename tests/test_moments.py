@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pkgutil
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from types import ModuleType
@@ -243,6 +244,23 @@ def test_derivatives_of_smooth_functions_are_those_of_the_quadrature(g: Callable
 
     for by_rule, by_autograd in zip(values(True), values(False), strict=True):
         torch.testing.assert_close(by_rule, by_autograd)
+
+
+@pytest.mark.parametrize("g", [torch.sigmoid, nn.SiLU(inplace=True), lambda t: torch.exp(t)])
+def test_large_tensors_have_the_same_quadrature(
+    g: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def values() -> list[Tensor]:
+        m = torch.linspace(-3, 3, 12, dtype=torch.float64).requires_grad_()
+        v = torch.tensor([0.0, 1e-6, 0.5, 4.0] * 3, dtype=torch.float64).requires_grad_()
+        y = moments.quadrature(g, Gaussian.of(m, v))
+        gradients = torch.autograd.grad((y.mean * torch.arange(12)).sum() + y.var.square().sum(), (m, v))
+        with torch.no_grad():
+            return [y.mean, y.var, *gradients, moments.smooth_slope(g, Gaussian.of(m, v))]
+
+    at_once = values()
+    monkeypatch.setattr(sys.modules["varprop.moments.smooth"], "BLOCK", 0)
+    torch.testing.assert_close(values(), at_once)
 
 
 def test_parameters_of_a_smooth_function_have_gradients() -> None:

@@ -10,24 +10,28 @@ where they arise, as its rule states (Eq. 30, 31).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp, vmap
+from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from .gaussian import Gaussian
 from .graph.steps import tensors_in
 from .graph.store import UndecidedError
 from .methods.base import Call, Function, Method, Value, Which, chosen, is_random_value
-from .methods.noise import Noise, Source, Uses, of_weights
+from .methods.noise import Noise, Uses, of_weights
 from .methods.tables import DVI
 from .posterior import is_random, posteriors
 from .substitution import substituted
+from .tangent import followed, gradients, recorded, signs
 
+Outputs: TypeAlias = int | Sequence[int] | Tensor | None
 ENTRIES = 2**24
 """How many derivatives to hold in memory at once."""
 
@@ -37,7 +41,7 @@ def correlated(
     *x: Value,
     method: Method = DVI,
     output: Which = None,
-    outputs: int | Sequence[int] | Tensor | None = None,
+    outputs: Outputs = None,
     batched: bool = True,
     **options: Value,
 ) -> Gaussian:
@@ -63,68 +67,36 @@ def correlated(
     [0.01, 1.0]
     """
     inputs: Value = x, options
+    if torch.is_inference_mode_enabled():  # its tensors have no derivatives
+        with torch.inference_mode(False), torch.no_grad():
+            x, options = _examples(Tensor.clone, inputs)
+            return correlated(
+                net, *x, method=method, output=output, outputs=outputs, batched=batched, **options
+            )
     _check(net, inputs, method, batched)
-    first = _examples(lambda t: t[:1], inputs) if batched else inputs
-    network = _Network.of(net, method, output, batched, first, inputs)
-
-    def one(example: Value) -> tuple[Tensor, Tensor]:
-        linear = network.at(example, network.factors(example))
-        rows = _rows(outputs, linear.mean.flatten())
-        at_once = max(1, ENTRIES // network.size)
-        var = torch.cat([linear.variances(part) for part in rows.split(at_once)])
-        if outputs is None:
-            return linear.mean, var.view(linear.mean.shape)
-        return rows @ linear.mean.flatten(), var
-
+    network = _Network.of(net, method, output, batched, inputs)
     if not batched:
-        return Gaussian.of(*one(inputs))
-    at_once = max(1, ENTRIES // (len(_rows(outputs, network.mean.flatten())) * network.size))
-    try:
-        every = vmap(lambda inputs: one(_examples(lambda t: t.unsqueeze(0), inputs)), chunk_size=at_once)
-        return Gaussian.of(*every(inputs))
-    except UndecidedError:
-        found = []
-        for i in range(len(tensors_in(inputs)[0])):
-            args, given = example = _examples(itemgetter(slice(i, i + 1)), inputs)
+        return Gaussian.of(*network.moments(outputs, inputs, 1))
+    n = len(tensors_in(inputs)[0])
+    at_once = max(1, ENTRIES // (_count(outputs, network.outputs) * network.size))
+    parts = [slice(i, i + at_once) for i in range(0, n, at_once)]
+    if not network.in_turn:
+        try:
+            return Gaussian.of(*vmap(partial(network.one, outputs), chunk_size=at_once)(inputs))
+        except UndecidedError:
+            parts = [slice(i, i + 1) for i in range(n)]
+    found = []
+    for part in parts:
+        args, given = some = _examples(itemgetter(part), inputs)
+        if not network.in_turn:
             method(net, *args, **given)  # takes the graph of this example's decisions
-            found.append(one(example))
-        return Gaussian.of(*map(torch.stack, zip(*found, strict=True)))
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """The means of one example as linear functions of all sources of randomness."""
-
-    mean: Tensor
-    """Of the outputs."""
-    averages: list[Gaussian]
-    """Averages over positions inside the network, with the variances of independent positions."""
-    gradients: Function
-    weights: list[Tensor]
-    """Variances of the weights that are followed by autograd."""
-    sources: list[list[Source]]
-
-    def variances(self, rows: Tensor, average: int | None = None) -> Tensor:
-        """Of weighted sums of the outputs, a row for each, or of an average inside the network."""
-        means = [self.mean, *(y.mean for y in self.averages)]
-        place = 0 if average is None else average + 1
-
-        def gradients(row: Tensor) -> Value:
-            sums = [torch.zeros_like(t) for t in means]
-            sums[place] = row.view_as(means[place])
-            return self.gradients(sums)
-
-        of_weights, of_shifts = vmap(gradients)(rows)
-        slopes = [*of_weights.values()]
-        slopes += [sum(s.slopes(of_shifts[s.shift]) for s in same) for same in self.sources]
-        variances = [*self.weights, *(same[0].var for same in self.sources)]
-        parts = [slope.flatten(1).square() @ v.flatten() for slope, v in zip(slopes, variances, strict=True)]
-        return torch.stack(parts).sum(0)
+        found.append(network.moments(outputs, some, len(tensors_in(some)[0])))
+    return Gaussian.of(*map(torch.cat, zip(*found, strict=True)))
 
 
 @dataclass(frozen=True)
 class _Network:
-    """A network, with what a first pass tells about it."""
+    """A network, with what passes of one and of two examples tell about it."""
 
     net: nn.Module
     method: Method
@@ -132,89 +104,121 @@ class _Network:
     batched: bool
     uses: Uses
     weights: dict[str, Gaussian]
-    """Those that are followed by autograd."""
-    mean: Tensor
+    """Those that no rule states as a source."""
     shifts: list[Tensor]
-    signs: list[Tensor]
-    """Of the entries of each average, a row for each sum."""
+    """Zeros, for one example."""
+    outputs: int
     size: int
     """The largest number of derivatives of an output by one source."""
+    in_turn: bool
+    """Whether one pass can serve several examples: every shift holds one example after the other."""
 
     @classmethod
-    def of(
-        cls, net: nn.Module, method: Method, output: Which, batched: bool, first: Value, inputs: Value
-    ) -> _Network:
+    def of(cls, net: nn.Module, method: Method, output: Which, batched: bool, inputs: Value) -> _Network:
+        first = _examples(itemgetter(slice(1)), inputs) if batched else inputs
         uses = _uses(net, method, first, inputs)
         weights, noise = dict(_weights(net, uses)), Noise(uses)
-        args, given = noise.inputs(first)
-        f = chosen(method.watching(noise.watch)(net, *args, **given), output)
+        f = _run(net, method, output, first, {}, noise)
         if not isinstance(f, Gaussian):
             raise TypeError(
                 f"correlated: needs one Gaussian as the network's output, and {method.name} gives a "
                 f"{type(f).__name__}; see vp.DVI(net, x), and name the value that is meant with output=."
             )
-        tensors = f.mean, *(w.mean for w in weights.values()), *(s.var for s in noise.sources)
-        signs, size = [_signs(y.mean) for y in noise.averages], max(t.numel() for t in tensors)
-        return cls(net, method, output, batched, uses, weights, f.mean, noise.shapes, signs, size)
+        shifts = [torch.zeros_like(mean) for mean in noise.means]
+        run = partial(_run, net, method, output)
+        in_turn = batched and not weights and _lie_in_turn(run, uses, shifts, inputs)
+        tensors = [f.mean, *shifts, *(w.mean for w in weights.values())]
+        if not in_turn:
+            tensors += [s.var for s in noise.sources]
+        size = max(t.numel() for t in tensors)
+        return cls(net, method, output, batched, uses, weights, shifts, f.mean.numel(), size, in_turn)
 
-    def at(self, example: Value, factors: list[Tensor] | None) -> _Linear:
-        """The network near its means at one example."""
+    def moments(self, outputs: Outputs, inputs: Value, n: int) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the outputs that are wanted, of n examples."""
+        run = partial(_run, self.net, self.method, self.output, inputs)
+        if self._is_transformed(inputs):
+            shifts = [t.repeat(n, *(1,) * (t.dim() - 1)) if n > 1 else t for t in self.shifts]
+            tangent = followed(run, self.uses, n, self.weights, shifts)
+            f = tangent.mean
+        else:
+            tangent = recorded(run, self.uses, n, self.net)
+            f = tangent.mean.detach()
+        flat, sums, var = f.reshape(n, -1), [], []
+        for rows in _rows(outputs, flat, at_once=max(1, ENTRIES // (n * self.size))):
+            sums.append(torch.einsum("kne,ne->nk", rows, flat))
+            var.append(tangent.variances(rows))
+        found = torch.cat(sums, 1), torch.cat(var, 1)
+        if outputs is None:
+            return f, found[1].view_as(f)
+        return found if self.batched else (found[0][0], found[1][0])
 
-        def means(weights: dict[str, Tensor], shifts: list[Tensor]) -> Value:
-            noise = Noise(self.uses, shifts, factors)
-            args, given = noise.inputs(example)
-            watched = self.method.watching(noise.watch)
-            f = chosen(substituted(self.net, weights, watched, *args, **given), self.output).mean
-            averages = noise.averages
-            return [f[0] if self.batched else f, *(y.mean for y in averages)], (noise.sources, averages)
+    def one(self, outputs: Outputs, inputs: Value) -> tuple[Tensor, Tensor]:
+        """The same of one example, whose tensors do not count examples."""
+        mean, var = self.moments(outputs, _examples(lambda t: t.unsqueeze(0), inputs), 1)
+        return mean[0], var[0]
 
-        at = {name: w.mean for name, w in self.weights.items()}
-        pulled: Value = vjp(means, at, self.shifts, has_aux=True)
-        (mean, *_), gradients, (sources, averages) = pulled
-        weights = [w.var for w in self.weights.values()]
-        return _Linear(mean, averages, gradients, weights, list(_grouped(sources)))
-
-    def factors(self, example: Value) -> list[Tensor] | None:
-        """The variance of each average over that of independent positions (Eq. 31)."""
-        if not self.signs:
-            return None
-        linear = self.at(example, None)
-        found = []
-        for i, (y, signs) in enumerate(zip(linear.averages, self.signs, strict=True)):
-            var = linear.variances(signs, average=i).mean()
-            independent = y.var.sum()
-            found.append(
-                torch.where(independent > 0, var / torch.where(independent > 0, independent, 1.0), 1.0)
-            )
-        return found
+    def _is_transformed(self, inputs: Value) -> bool:
+        """Whether torch.func is needed: the result is to be differentiated, or the network is transformed."""
+        tensors = *self.net.parameters(), *tensors_in(inputs)
+        trained = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        return bool(self.weights) or trained or _inside_transform()
 
 
-def _signs(y: Tensor, n: int = 2) -> Tensor:
-    """Rows of random signs, the same in every call."""
-    generator = torch.Generator().manual_seed(0)
-    return (2 * torch.randint(2, (n, *y.shape), generator=generator) - 1).to(y)
+def _run(
+    net: nn.Module, method: Method, output: Which, inputs: Value, weights: Mapping[str, Tensor], noise: Noise
+) -> Value:
+    """A pass with these weights in the place of the network's own, and with this noise."""
+    args, given = noise.inputs(inputs)
+    return chosen(substituted(net, weights, method.watching(noise.watch), *args, **given), output)
+
+
+def _inside_transform() -> bool:
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def _lie_in_turn(run: Function, uses: Uses, shifts: Sequence[Tensor], inputs: Value) -> bool:
+    """Whether every shift holds one example after the other: by the shapes and the slopes of two examples."""
+    if len(tensors_in(inputs)[0]) < 2:
+        return True
+    if _inside_transform():
+        return False
+    with torch.enable_grad():
+        noise = Noise(uses, recorded=True)
+        f = run(_examples(itemgetter(slice(2)), inputs), {}, noise).mean
+    pairs = [(tuple(mean.shape), tuple(zero.shape)) for mean, zero in zip(noise.means, shifts, strict=True)]
+    if not all(one and two == (2 * one[0], *one[1:]) for two, one in pairs):
+        return False
+    of_first = torch.zeros_like(f)
+    of_first[0] = signs(f[:1].reshape(1, -1), 1).view_as(f[0])
+    _, slopes = gradients(f, noise.means, of_first)
+    return not any(slope[len(slope) // 2 :].any() for slope in slopes if slope is not None)
 
 
 def _examples(change: Callable[[Tensor], Tensor], inputs: Value) -> Value:
     return pytree.tree_map_only(Tensor, change, inputs)
 
 
-def _rows(outputs: int | Sequence[int] | Tensor | None, f: Tensor) -> Tensor:
-    """A row for each weighted sum of outputs whose variance is wanted."""
-    if isinstance(outputs, Tensor) and outputs.dim() == 2:
-        return outputs.to(f)
-    every = torch.eye(f.numel(), dtype=f.dtype, device=f.device)
+def _count(outputs: Outputs, every: int) -> int:
+    """How many outputs are wanted."""
     if outputs is None:
         return every
-    return every[f.topk(outputs).indices if isinstance(outputs, int) else torch.as_tensor(outputs)]
+    return outputs if isinstance(outputs, int) else len(outputs)
 
 
-def _grouped(sources: Sequence[Source]) -> Iterator[list[Source]]:
-    """Sources of noise one by one, and all uses of a layer's weights together."""
-    groups: dict[Hashable, list[Source]] = {}
-    for i, source in enumerate(sources):
-        groups.setdefault(i if source.layer is None else (source.layer, source.part), []).append(source)
-    yield from groups.values()
+def _rows(outputs: Outputs, f: Tensor, at_once: int) -> Iterator[Tensor]:
+    """The weighted sums of outputs that are wanted, as (sums, examples, outputs), part by part."""
+    n, every = f.shape
+    if isinstance(outputs, Tensor) and outputs.dim() == 2:
+        for part in outputs.to(f).split(at_once):
+            yield part.unsqueeze(1).expand(-1, n, -1)
+        return
+    if isinstance(outputs, int):
+        numbers = f.topk(outputs).indices.T
+    else:
+        wanted = range(every) if outputs is None else outputs
+        numbers = torch.as_tensor(wanted, device=f.device).unsqueeze(1).expand(-1, n)
+    for part in numbers.split(at_once):
+        yield nn.functional.one_hot(part, every).to(f)
 
 
 def _check(net: nn.Module, inputs: Value, method: Method, batched: bool) -> None:

@@ -8,8 +8,9 @@ noise that positions have in common.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,14 @@ from ..gaussian import Gaussian, mean_of, sqrt
 from ..moments import per_channel
 from ..posterior import is_random, posteriors
 from .base import Call, Value
-from .slopes import bias_slopes, weight_slopes
+from .slopes import bias_slopes, shared_variances, weight_slopes
 
 TOGETHER = 0.5
 """Correlation of the deviations of one feature at two positions that share weights: midway between 0 and 1
 (Eq. 31)."""
+
+BLOCK = 2**20
+"""How many gradients by weights to form at once, so that they stay in a processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,47 @@ class Source:
     x: Tensor | None = None
     """What the weights are multiplied by; None for a bias."""
 
-    def slopes(self, shifts: Tensor) -> Tensor:
-        """The gradients of several outputs by this source, from those by the shift."""
-        if self.layer is None:
-            return shifts
-        return (
-            bias_slopes(self.layer, shifts) if self.x is None else weight_slopes(self.layer, self.x, shifts)
+    def slopes(self, shift: Tensor, n: int) -> Tensor:
+        """The gradients by a layer's weights in each of n examples, from those by the shift."""
+        if self.x is None:
+            return bias_slopes(self.layer, shift, n)
+        return weight_slopes(self.layer, self.x, shift, n)
+
+    def part_of(self, n: int, start: int, stop: int) -> Source:
+        """The source in some of n examples."""
+        return self if self.x is None else replace(self, x=examples(self.x, n, start, stop))
+
+
+def examples(t: Tensor, n: int, start: int, stop: int) -> Tensor:
+    """Some of n examples, which lie one after the other."""
+    rows = len(t) // n
+    return t[start * rows : stop * rows]
+
+
+def variances(uses: Sequence[Source], shifts: Sequence[Tensor], n: int) -> Tensor:
+    """What a source adds to the variance of an output, in each of n examples.
+
+    :param uses: of one layer's weights, or one source of noise.
+    :param shifts: the gradients of the output by the shift of each.
+    """
+    first, g = uses[0], shifts[0]
+    if first.layer is None:
+        return torch.linalg.vecdot(g.reshape(n, -1).square(), first.var.expand_as(g).reshape(n, -1))
+    if first.part == "deviations" and len(uses) == 1:
+        assert first.x is not None
+        return shared_variances(first.layer, first.var, first.x, g, n)
+    found, at_once = [], max(1, BLOCK // first.var.numel())
+    for start in range(0, n, at_once):
+        stop = min(n, start + at_once)
+        slopes: Tensor = reduce(
+            torch.add,
+            (
+                use.part_of(n, start, stop).slopes(examples(shift, n, start, stop), stop - start)
+                for use, shift in zip(uses, shifts, strict=True)
+            ),
         )
+        found.append(slopes.flatten(1).square() @ first.var.flatten())
+    return torch.cat(found)
 
 
 def _source(facts: tuple[int, nn.Module | None, str], var: Tensor, x: Tensor | None = None) -> Source:
@@ -74,37 +112,47 @@ class Uses:
 
 
 class Noise:
-    """The sources of randomness in one pass, and shifts of the means to differentiate by."""
+    """The sources of randomness in one pass, and the means that they shift.
+
+    :param shifts: to add to these means, for torch.func to differentiate by.
+    :param recorded: whether autograd records the pass, to differentiate by the means themselves.
+    :param factor: of the variance of an average over positions, from all that came before it.
+    """
 
     def __init__(
         self,
         uses: Uses,
         shifts: Sequence[Tensor] | None = None,
-        factors: Sequence[Tensor] | None = None,
+        recorded: bool = False,
+        factor: Callable[[Noise, Gaussian], Tensor] | None = None,
     ) -> None:
         self.uses = uses
+        self.means: list[Tensor] = []
         self.averages: list[Gaussian] = []
         """Averages over positions, with the variances that independent positions would give."""
-        self.shapes: list[Tensor] = []
         self.sources: list[Source] = []
         self._shifts = None if shifts is None else iter(shifts)
-        self._factors = None if factors is None else iter(factors)
+        self._recorded = recorded
+        self._factor = factor
 
     def averaged(self, y: Gaussian) -> Gaussian:
         """An average with its variance times the factor that correlations between its positions give."""
         self.averages.append(y)
-        return y if self._factors is None else Gaussian.of(y.mean, y.var * next(self._factors))
+        return y if self._factor is None else Gaussian.of(y.mean, y.var * self._factor(self, y))
 
     def shifted(self, y: Gaussian) -> Gaussian:
-        """y with a shift of its mean, by which the sources that are added next act."""
-        self.shapes.append(torch.zeros_like(y.mean))
-        return y if self._shifts is None else Gaussian.of(y.mean + next(self._shifts), y.var)
+        """y with a mean to differentiate by, which the sources that are added next shift."""
+        mean = y.mean if self._shifts is None else y.mean + next(self._shifts)
+        if self._recorded and not mean.requires_grad:
+            mean = mean.detach().requires_grad_()
+        self.means.append(mean)
+        return Gaussian.of(mean, y.var)
 
     def add(
         self, var: Tensor, layer: nn.Module | None = None, part: str = "weight", x: Tensor | None = None
     ) -> None:
         """Add a source that acts by the last shift."""
-        self.sources.append(Source(len(self.shapes) - 1, var, layer, part, x))
+        self.sources.append(Source(len(self.means) - 1, var, layer, part, x))
 
     def added(self, x: Gaussian, var: Tensor) -> Gaussian:
         """x with independent noise of this variance."""
@@ -126,14 +174,15 @@ class Noise:
         Slopes are taken of the means with the variances held: how a variance moves a later mean is of second
         order, and following it would make a backward pass much dearer.
         """
-        y = call.output if call.rule.noise is None else call.rule.noise(self, call)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._recorded):
+            y = call.output if call.rule.noise is None else call.rule.noise(self, call)
         return Gaussian.of(y.mean, _held(y.var)) if isinstance(y, Gaussian) else y
 
 
 def _held(t: Tensor) -> Tensor:
     """A constant of the innermost derivative, which outer ones, such as those of training, still see."""
     level: int | None = torch._C._functorch.maybe_current_level()
-    return t if level is None else torch._C._functorch._unwrap_for_grad(t, level)
+    return t.detach() if level is None else torch._C._functorch._unwrap_for_grad(t, level)
 
 
 def unexplained(noise: Noise, call: Call) -> Gaussian:

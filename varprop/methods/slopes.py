@@ -1,6 +1,6 @@
-"""The gradients of several outputs by the weights of a linear layer, from those by the layer's output.
+"""The gradients of an output by the weights of a linear layer, from those by the layer's output.
 
-They are one matrix product for each example, where autograd under `vmap` would take a convolution in groups.
+Tensors hold n examples, one after the other, in their first dimension.
 """
 
 from __future__ import annotations
@@ -9,56 +9,78 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..gaussian import sqrt
 from ..posterior import Layer
 
 
-def weight_slopes(layer: Layer, x: Tensor, slopes: Tensor) -> Tensor:
-    """Σ_p g_kop x_ip over all positions p: for each output k, shaped like the layer's weight.
+def weight_slopes(layer: Layer, x: Tensor, slopes: Tensor, n: int = 1) -> Tensor:
+    """Σ_p g_op x_ip over the positions p of an example: for each example, shaped like the weight.
 
-    :param slopes: the gradients g by the layer's output, the outputs k in the first dimension.
+    For a convolution, the examples are groups of channels of a larger one.
+
+    :param slopes: the gradients g by the layer's output.
 
     >>> layer = nn.Conv1d(2, 3, 2)
     >>> f = layer(x := torch.randn(1, 2, 5))
     >>> (g,) = torch.autograd.grad(f.square().sum(), layer.weight)
-    >>> torch.allclose(weight_slopes(layer, x, 2 * f[None])[0], g, atol=1e-5)
+    >>> torch.allclose(weight_slopes(layer, x, 2 * f)[0], g, atol=1e-5)
     True
     """
     if isinstance(layer, nn.Linear):
-        return torch.einsum("kpo,pi->koi", slopes.flatten(1, -2), x.flatten(0, -2))
-    several, together = slopes.shape[:2], slopes.flatten(0, 1)
-    if layer.transposed:
-        far, patches = _grouped(layer, x).flatten(3), _patches(layer, together).unflatten(0, several)
-        found = torch.einsum("ngop,kngip->kgoi", far, patches)
+        return slopes.reshape(n, -1, slopes.shape[-1]).mT @ x.reshape(n, -1, x.shape[-1])
+    x, padding = _padded(layer, x)
+    side_by_side = [t.unflatten(0, (n, -1)).transpose(0, 1).flatten(1, 2) for t in (slopes, x)]
+    first, second = (x, slopes) if layer.transposed else (slopes, x)
+    shape = n * first.shape[1], second.shape[1] // layer.groups, *layer.kernel_size
+    options = layer.stride, padding, layer.dilation, layer.transposed, layer.output_padding, n * layer.groups
+    only_the_weight = False, True, False
+    _, found, _ = torch.ops.aten.convolution_backward(
+        *side_by_side, slopes.new_empty(shape), None, *options, only_the_weight
+    )
+    return found.unflatten(0, (n, -1))
+
+
+def bias_slopes(layer: Layer, slopes: Tensor, n: int = 1) -> Tensor:
+    """Σ_p g_op over the positions p of an example."""
+    last = slopes if isinstance(layer, nn.Linear) else slopes.movedim(1, -1)
+    return last.reshape(n, -1, last.shape[-1]).sum(1)
+
+
+def shared_variances(layer: Layer, var: Tensor, std: Tensor, slopes: Tensor, n: int = 1) -> Tensor:
+    """Σ_oi v_oi (Σ_p g_op s_ip)² for each example, with deviations s_ip ≈ a_i b_p (Eq. 31).
+
+    The features a and the positions b are root mean squares, so that the sum over positions is the same for
+    all features.
+
+    >>> layer, std, g = nn.Linear(2, 3), torch.tensor([[1.0, 2.0], [3.0, 6.0]]), torch.randn(2, 3)
+    >>> exact = weight_slopes(layer, std, g).square().sum((1, 2))
+    >>> torch.allclose(shared_variances(layer, torch.ones(3, 2), std, g), exact)
+    True
+    """
+    linear = isinstance(layer, nn.Linear)
+    if linear:
+        groups, squares = 1, std.square().reshape(n, 1, 1, -1, std.shape[-1]).mT
     else:
-        far, patches = _grouped(layer, together).flatten(3).unflatten(0, several), _patches(layer, x)
-        found = torch.einsum("kngop,ngip->kgoi", far, patches)
-    return found.reshape(-1, *layer.weight.shape)
-
-
-def bias_slopes(layer: Layer, slopes: Tensor) -> Tensor:
-    """Σ_p g_kop over all positions p."""
-    channel = -1 if isinstance(layer, nn.Linear) else 2
-    return slopes.movedim(channel, -1).flatten(1, -2).sum(1)
+        groups, squares = layer.groups, _grouped(layer, std.square()).unflatten(0, (n, -1))
+    features = squares.flatten(4).mean((1, 4))
+    all_features = features.mean(-1).view(n, 1, groups, *(1,) * (squares.dim() - 4))
+    positions = sqrt(squares.mean(3) / torch.where(all_features > 0, all_features, 1.0)).flatten(0, 1)
+    g = weight_slopes(layer, positions.mT if linear else positions, slopes, n)
+    if linear or not layer.transposed:
+        v = var.reshape(groups, len(var) // groups, features.shape[-1], -1)
+    else:
+        v = var.reshape(groups, features.shape[-1], var.shape[1], -1).transpose(1, 2)
+    of_features = torch.einsum("ngi,goid->ngod", features, v)
+    return torch.linalg.vecdot(g.reshape(n, -1).square(), of_features.reshape(n, -1))
 
 
 def _grouped(layer: Layer, x: Tensor) -> Tensor:
     return x.unflatten(1, (layer.groups, -1))
 
 
-def _patches(layer: Layer, x: Tensor) -> Tensor:
-    """What each position sees through the kernel, as (n, group, entries of the kernel, positions)."""
-    x = _padded(layer, x)
-    for axis, (size, stride, dilation) in enumerate(
-        zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), 2
-    ):
-        x = x.unfold(axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
-    n = len(layer.kernel_size)
-    x = _grouped(layer, x)  # n, group, channel, positions, kernel
-    return x.movedim(tuple(range(3 + n, 3 + 2 * n)), tuple(range(3, 3 + n))).flatten(3 + n).flatten(2, 2 + n)
-
-
-def _padded(layer: Layer, x: Tensor) -> Tensor:
-    if layer.transposed:
-        return F.pad(x, [p for size in reversed(layer.padding) for p in (size, size)])
+def _padded(layer: Layer, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The input with the padding that a convolution cannot add itself, and the padding that is left to it."""
+    if layer.transposed or (layer.padding_mode == "zeros" and not isinstance(layer.padding, str)):
+        return x, layer.padding
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    return F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    return F.pad(x, layer._reversed_padding_repeated_twice, mode=mode), (0,) * len(layer.kernel_size)

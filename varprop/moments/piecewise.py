@@ -120,6 +120,9 @@ class _Saved(Protocol):
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]: ...
 
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]: ...
+
 
 class _Tail(torch.autograd.Function):
     """E[r], E[r²] and P with analytic derivatives, which take a quarter of autograd's operations.
@@ -249,9 +252,12 @@ class _Relu(torch.autograd.Function):
         twice = torch._C._functorch.maybe_current_level() is not None
         ctx.save_for_backward(mean, *saved, *(inputs if twice else ()))
         ctx.mark_non_differentiable(*saved)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: _Saved, to_mean: Tensor, to_var: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(
+        ctx: _Saved, to_mean: Tensor | None, to_var: Tensor | None, *_: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         mean, above, e, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled():  # the derivatives are to be differentiated themselves
             if not inputs:
@@ -259,6 +265,10 @@ class _Relu(torch.autograd.Function):
                     "Second derivatives of ReLU's moments need torch.func, as in vp.correlated."
                 )
             above, e = _step_and_density(*inputs)
+        if to_mean is None:
+            to_mean = torch.zeros_like(mean)
+        if to_var is None:  # `vp.correlated` follows means alone
+            return to_mean * above, 0.5 * to_mean * e if ctx.needs_input_grad[1] else None
         to_m = torch.addcmul(to_mean * above, to_var, torch.addcmul(mean, mean, above, value=-1), value=2)
         to_v = torch.addcmul(0.5 * to_mean * e, to_var, torch.addcmul(above, mean, e, value=-1))
         return to_m, to_v
@@ -288,11 +298,13 @@ def slope(x: Gaussian, pieces: Piecewise = RELU, sharpness: float | None = None)
     (tensor(0.8413), tensor(1.))
     """
     if sharpness is None:
-        tails = [(bend, tail(x, knot)) for knot, bend in pieces.bends]
-        return sum(
-            (bend * torch.where(r.above, 1 - r.probability, r.probability) for bend, r in tails),
-            pieces.slopes[0] * x.mean.new_ones(()),
-        )
+        per_std = x.var.clamp(min=torch.finfo(x.var.dtype).tiny).rsqrt()
+        far = _far(x.var)
+        beyond = [
+            bend * 0.5 * torch.erfc(((knot - x.mean) * per_std).clamp(-far, far) * math.sqrt(0.5))
+            for knot, bend in pieces.bends
+        ]
+        return sum(beyond, pieces.slopes[0] * x.mean.new_ones(()))
     if math.isinf(sharpness):
         return pieces.slope(x.mean)
     p = _piece_probabilities(x.mean, pieces, sharpness)

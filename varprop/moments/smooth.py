@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch.func import vjp
 from ..gaussian import Gaussian
 
 NODES = 32
+BLOCK = 2**18
+"""How many values at nodes to compute at once."""
 _RULES = {n: [tuple(a.tolist()) for a in np.polynomial.hermite_e.hermegauss(n)] for n in (8, NODES)}
 """Nodes and weights by their number, as constants that `torch.compile` can read."""
 
@@ -42,11 +44,32 @@ def quadrature(g: Callable[[Tensor], Tensor], x: Gaussian) -> Gaussian:
 
 
 def _moments(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tensor]:
-    values, weights = _at_nodes(g, x)
-    centre = values[len(values) // 2]  # without variance all values equal it, and nothing is left to round
-    apart = values - centre
-    mean = torch.tensordot(weights.flatten(), apart, 1)
-    return centre + mean, torch.tensordot(weights.flatten(), (apart - mean).square(), 1)
+    """From the deviations of the values from one of them, which are exactly zero if x has no variance."""
+    std, middle = x.std, _RULES[NODES][0][NODES // 2]
+    centre = g(x.mean + std * middle)
+    if _at_once(x):
+        nodes, weights = hermite(x)
+        apart = g(x.mean + std * nodes) - centre
+        mean = torch.tensordot(weights.flatten(), apart, 1)
+        return centre + mean, torch.tensordot(weights.flatten(), (apart - mean).square(), 1)
+    mean, second_moment = torch.zeros_like(centre), torch.zeros_like(centre)
+    for node, weight in _pairs():
+        apart = g(torch.add(x.mean, std, alpha=node)) - centre
+        mean.add_(apart, alpha=weight)
+        second_moment.add_(apart.square(), alpha=weight)
+    return centre + mean, second_moment.sub_(mean.square()).relu_()
+
+
+def _at_once(x: Gaussian) -> bool:
+    """Whether to compute the values at all nodes at once: in a graph, or if a cache holds them."""
+    return torch.compiler.is_compiling() or NODES * x.mean.numel() <= BLOCK
+
+
+def _pairs() -> Iterator[tuple[float, float]]:
+    """Nodes and weights one by one."""
+    nodes, weights = _RULES[NODES]
+    total = sum(weights)
+    return ((node, weight / total) for node, weight in zip(nodes, weights, strict=True))
 
 
 def _is_fixed(g: object) -> bool:
@@ -74,6 +97,7 @@ class _Quadrature(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.g, *saved = inputs
+        ctx.slopes = None
         ctx.save_for_backward(*saved, output[0])
         ctx.set_materialize_grads(False)
 
@@ -81,23 +105,46 @@ class _Quadrature(torch.autograd.Function):
     def backward(
         ctx: Any, to_mean: Tensor | None, to_var: Tensor | None
     ) -> tuple[None, Tensor | None, Tensor | None]:
-        m, v, mean = ctx.saved_tensors
-        x = Gaussian.of(m, v)
-        nodes, weights = hermite(x)
-        at = m + x.std * nodes
-        writes = getattr(ctx.g, "inplace", False)
-        values, pull = vjp(lambda t: ctx.g(t.clone() if writes else t), at)[:2]
-        (slopes,) = pull(torch.ones_like(values))
-        moves = torch.stack([weights.flatten(), (weights * nodes).flatten()])  # by the mean, and by the std
-        by_v = torch.where(v > 0, 0.5 / torch.where(v > 0, x.std, 1.0), 0.0)  # ds/dv
-        units = torch.stack([torch.ones_like(by_v), by_v])
-        parts = []
-        if to_mean is not None:
-            parts.append(to_mean * (units * torch.tensordot(moves, slopes, 1)))
-        if to_var is not None:
-            parts.append(to_var * (units * torch.tensordot(2 * moves, (values - mean) * slopes, 1)))
-        to_m, to_v = sum(parts) if parts else (None, None)
+        if to_mean is None and to_var is None:
+            return None, None, None
+        if torch.is_grad_enabled():  # the slopes are to be differentiated themselves
+            slopes = _slopes(ctx.g, *ctx.saved_tensors)
+        else:
+            if ctx.slopes is None:  # several outputs go back through one pass in `vp.correlated`
+                ctx.slopes = _slopes(ctx.g, *ctx.saved_tensors)
+            slopes = ctx.slopes
+        pairs = zip((to_mean, to_var), slopes, strict=True)
+        to_m, to_v = sum(to * of for to, of in pairs if to is not None)  # type: ignore[misc]
         return None, to_m, to_v
+
+
+def _slopes(g: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the mean, and of the variance, by m and by v, which are stacked in front."""
+    x = Gaussian.of(m, v)
+    std, writes = x.std, getattr(g, "inplace", False)
+
+    def at(t: Tensor) -> tuple[Tensor, Tensor]:
+        values, pull = vjp(lambda t: g(t.clone() if writes else t), t)[:2]
+        return values, pull(torch.ones_like(values))[0]
+
+    if torch.is_grad_enabled() or _at_once(x):
+        nodes, weights = hermite(x)
+        values, slopes = at(m + std * nodes)
+        moves = torch.stack([weights.flatten(), (weights * nodes).flatten()])  # by the mean, and by the std
+        of_mean = torch.tensordot(moves, slopes, 1)
+        of_var = torch.tensordot(2 * moves, (values - mean) * slopes, 1)
+    else:
+        of_mean, of_var = torch.zeros_like(torch.stack([m, m])), torch.zeros_like(torch.stack([m, m]))
+        for node, weight in _pairs():
+            values, slopes = at(torch.add(m, std, alpha=node))
+            of_mean[0].add_(slopes, alpha=weight)
+            of_mean[1].add_(slopes, alpha=weight * node)
+            apart = (values - mean).mul_(slopes)
+            of_var[0].add_(apart, alpha=2 * weight)
+            of_var[1].add_(apart, alpha=2 * weight * node)
+    by_v = torch.where(v > 0, 0.5 / torch.where(v > 0, std, 1.0), 0.0)  # ds/dv
+    units = torch.stack([torch.ones_like(by_v), by_v])
+    return units * of_mean, units * of_var
 
 
 def smooth_slope(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
@@ -106,8 +153,13 @@ def smooth_slope(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
     Standard deviations below 0.01 are raised to 0.01, because rounding errors would dominate the quotient.
     """
     s = x.std.clamp(min=0.01)
-    nodes, weights = hermite(x)
-    return (weights * nodes * g(x.mean + s * nodes)).sum(0) / s
+    if torch.is_grad_enabled() or _at_once(x):
+        nodes, weights = hermite(x)
+        return (weights * nodes * g(x.mean + s * nodes)).sum(0) / s
+    total = torch.zeros_like(s)
+    for node, weight in _pairs():
+        total.add_(g(torch.add(x.mean, s, alpha=node)), alpha=weight * node)
+    return total.div_(s)
 
 
 def _at_nodes(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tensor]:
