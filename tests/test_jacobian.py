@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import varprop as vp
-from varprop.methods.slopes import bias_slopes, shared_variances, weight_slopes
+from varprop.methods.slopes import bias_slopes, taken_apart, weight_slopes
 
 from .sampling import difference, draws
 
@@ -461,12 +461,14 @@ def test_slopes_by_weights_are_those_of_autograd(layer: nn.Module, shape: tuple[
         of_weights, of_biases = weight_slopes(layer, x, slopes, n), bias_slopes(layer, slopes, n)
         parts = zip(x.split(len(x) // n), slopes.split(len(x) // n), strict=True)
         for (part, slope), of_weight, of_bias in zip(parts, of_weights, of_biases, strict=True):
-            expected = torch.autograd.grad((layer(part) * slope).sum(), [layer.weight, layer.bias])
-            torch.testing.assert_close((of_weight, of_bias), expected)
+            by_autograd = torch.autograd.grad((layer(part) * slope).sum(), [layer.weight, layer.bias])
+            torch.testing.assert_close((of_weight, of_bias), by_autograd)
         channel = -1 if isinstance(layer, nn.Linear) else 1
         std = torch.rand_like(x.narrow(channel, 0, 1)) * torch.arange(1.0, x.shape[channel] + 1).view(
             *(-1 if d == channel % x.dim() else 1 for d in range(x.dim()))
         )
-        var = torch.rand_like(layer.weight)
-        of_deviations = weight_slopes(layer, std.double(), slopes, n).square().flatten(1) @ var.flatten()
-        torch.testing.assert_close(shared_variances(layer, var, std.double(), slopes, n), of_deviations)
+        var, apart = torch.rand_like(layer.weight), taken_apart(layer, std.double(), n)
+        expected = weight_slopes(layer, std.double(), slopes, n).square().flatten(1) @ var.flatten()
+        of_positions = weight_slopes(layer, apart.positions, slopes, n).flatten(1).square()
+        torch.testing.assert_close((of_positions * apart.variances(layer, var)).sum(1), expected)
+        assert apart.rest.max() < 1e-12

@@ -183,7 +183,7 @@ def _lie_in_turn(run: Function, uses: Uses, shifts: Sequence[Tensor], inputs: Va
     if _inside_transform():
         return False
     with torch.enable_grad():
-        noise = Noise(uses, recorded=True)
+        noise = Noise(uses, 2, recorded=True)
         f = run(_examples(itemgetter(slice(2)), inputs), {}, noise).mean
     pairs = [(tuple(mean.shape), tuple(zero.shape)) for mean, zero in zip(noise.means, shifts, strict=True)]
     if not all(one and two == (2 * one[0], *one[1:]) for two, one in pairs):

@@ -77,7 +77,7 @@ def recorded(run: Pass, uses: Uses, n: int, net: nn.Module) -> Tangent:
         return Tangent(n, y.mean, partial(gradients, y.mean, noise.means), (), noise.sources, together=False)
 
     with torch.enable_grad():
-        noise = Noise(uses, recorded=True, factor=lambda noise, y: tangent(noise, y).factor(y.var))
+        noise = Noise(uses, n, recorded=True, factor=lambda noise, y: tangent(noise, y).factor(y.var))
         return tangent(noise, run(constant, noise))
 
 
@@ -102,7 +102,7 @@ def followed(
     def tangents(factors: Sequence[Tensor] | None) -> tuple[Tangent, Iterator[Tensor]]:
         def means(weights: Mapping[str, Tensor], shifts: Sequence[Tensor]) -> Value:
             known = None if factors is None else iter(factors)
-            noise = Noise(uses, shifts, factor=None if known is None else lambda *_: next(known))
+            noise = Noise(uses, n, shifts, factor=None if known is None else lambda *_: next(known))
             f = run(weights, noise)
             return [f.mean, *(y.mean for y in noise.averages)], (noise.sources, noise.averages)
 
@@ -133,8 +133,9 @@ def signs(y: Tensor, rows: int = 2) -> Tensor:
 
 
 def _grouped(sources: Sequence[Source]) -> Iterator[list[Source]]:
-    """Sources of noise one by one, and all uses of a layer's weights together."""
+    """All uses of a layer's weights together, and other sources one by one."""
     groups: dict[Hashable, list[Source]] = {}
     for i, source in enumerate(sources):
-        groups.setdefault(i if source.layer is None else (source.layer, source.part), []).append(source)
+        shared = source.layer is not None and source.part != "deviations"
+        groups.setdefault((source.layer, source.part) if shared else i, []).append(source)
     yield from groups.values()

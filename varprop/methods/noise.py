@@ -21,7 +21,7 @@ from ..gaussian import Gaussian, mean_of, sqrt
 from ..moments import per_channel
 from ..posterior import is_random, posteriors
 from .base import Call, Value
-from .slopes import bias_slopes, shared_variances, weight_slopes
+from .slopes import bias_slopes, taken_apart, weight_slopes
 
 TOGETHER = 0.5
 """Correlation of the deviations of one feature at two positions that share weights: midway between 0 and 1
@@ -42,7 +42,8 @@ class Source:
     layer: nn.Module | None = None
     """The layer whose weights it moves; None for noise in the entries of the output themselves."""
     part: str = "weight"
-    """Which of the layer's sources it is: its weights, its bias, or the deviations of its weights."""
+    """Which of the layer's sources it is: its weights, its bias, or the deviations of its weights times those
+    of its input."""
     x: Tensor | None = None
     """What the weights are multiplied by; None for a bias."""
 
@@ -72,9 +73,8 @@ def variances(uses: Sequence[Source], shifts: Sequence[Tensor], n: int) -> Tenso
     first, g = uses[0], shifts[0]
     if first.layer is None:
         return torch.linalg.vecdot(g.reshape(n, -1).square(), first.var.expand_as(g).reshape(n, -1))
-    if first.part == "deviations" and len(uses) == 1:
-        assert first.x is not None
-        return shared_variances(first.layer, first.var, first.x, g, n)
+    if first.part == "deviations":
+        return torch.linalg.vecdot(first.slopes(g, n).flatten(1).square(), first.var)
     found, at_once = [], max(1, BLOCK // first.var.numel())
     for start in range(0, n, at_once):
         stop = min(n, start + at_once)
@@ -114,6 +114,7 @@ class Uses:
 class Noise:
     """The sources of randomness in one pass, and the means that they shift.
 
+    :param n: how many examples the pass has.
     :param shifts: to add to these means, for torch.func to differentiate by.
     :param recorded: whether autograd records the pass, to differentiate by the means themselves.
     :param factor: of the variance of an average over positions, from all that came before it.
@@ -122,11 +123,12 @@ class Noise:
     def __init__(
         self,
         uses: Uses,
+        n: int = 1,
         shifts: Sequence[Tensor] | None = None,
         recorded: bool = False,
         factor: Callable[[Noise, Gaussian], Tensor] | None = None,
     ) -> None:
-        self.uses = uses
+        self.uses, self.n = uses, n
         self.means: list[Tensor] = []
         self.averages: list[Gaussian] = []
         """Averages over positions, with the variances that independent positions would give."""
@@ -223,7 +225,7 @@ def of_weights(noise: Noise, call: Call) -> Value:
     if not is_random(layer):
         return y
     if layer not in noise.uses.shared:
-        return y if isinstance(x, Tensor) else noise.added(y, _apart(call))
+        return y if isinstance(x, Tensor) else noise.added(y, _independent(call, x.std))
     y = noise.shifted(y)
     q = dict(posteriors(layer))
     weight = q["weight"].var.expand_as(q["weight"].mean)
@@ -231,15 +233,16 @@ def of_weights(noise: Noise, call: Call) -> Value:
     if "bias" in q:
         noise.add(q["bias"].var, layer, "bias")
     if isinstance(x, Gaussian):
-        noise.add((1 - TOGETHER) * _apart(call))
-        noise.add(TOGETHER * weight, layer, "deviations", x.std)  # positions have them in common (Eq. 31)
+        apart = taken_apart(layer, x.std, noise.n)
+        noise.add(_independent(call, sqrt((1 - TOGETHER) * x.var + TOGETHER * apart.rest)))
+        noise.add(TOGETHER * apart.variances(layer, weight), layer, "deviations", apart.positions)
     return y
 
 
-def _apart(call: Call) -> Tensor:
-    """The variance of the weights' deviations times the input's, if positions were independent."""
+def _independent(call: Call, std: Tensor) -> Tensor:
+    """The variance of the weights' deviations times those of the input, if positions are independent."""
     x, layer = call.x, call.module
-    var: Tensor = call.again(x.std).var
+    var: Tensor = call.again(std).var
     if hasattr(layer, "scales"):
         return var - call.again(torch.zeros_like(x.mean)).var
     q = dict(posteriors(layer))

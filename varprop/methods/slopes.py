@@ -5,6 +5,8 @@ Tensors hold n examples, one after the other, in their first dimension.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -46,36 +48,50 @@ def bias_slopes(layer: Layer, slopes: Tensor, n: int = 1) -> Tensor:
     return last.reshape(n, -1, last.shape[-1]).sum(1)
 
 
-def shared_variances(layer: Layer, var: Tensor, std: Tensor, slopes: Tensor, n: int = 1) -> Tensor:
-    """Σ_oi v_oi (Σ_p g_op s_ip)² for each example, with deviations s_ip ≈ a_i b_p (Eq. 31).
+@dataclass(frozen=True)
+class Apart:
+    """Deviations of a layer's inputs, taken apart into features and positions: s_ip ≈ a_i b_p (Eq. 31)."""
 
-    The features a and the positions b are root mean squares, so that the sum over positions is the same for
-    all features.
+    features: Tensor
+    """By example, group and feature."""
+    positions: Tensor
+    """An input of the layer with one channel for each group."""
+    rest: Tensor
+    """(s_ip - a_i b_p)², shaped like the input."""
 
-    >>> layer, std, g = nn.Linear(2, 3), torch.tensor([[1.0, 2.0], [3.0, 6.0]]), torch.randn(2, 3)
-    >>> exact = weight_slopes(layer, std, g).square().sum((1, 2))
-    >>> torch.allclose(shared_variances(layer, torch.ones(3, 2), std, g), exact)
-    True
+    def variances(self, layer: Layer, var: Tensor) -> Tensor:
+        """Σ_i a_i² v_oi: the variances of a layer whose inputs are the positions, for each example."""
+        groups, inputs = self.features.shape[1:]
+        if isinstance(layer, nn.Linear) or not layer.transposed:
+            v = var.reshape(groups, len(var) // groups, inputs, -1)
+        else:
+            v = var.reshape(groups, inputs, var.shape[1], -1).transpose(1, 2)
+        return torch.einsum("ngi,goid->ngod", self.features.square(), v).flatten(1)
+
+
+def taken_apart(layer: Layer, std: Tensor, n: int = 1) -> Apart:
+    """Positions are root mean squares over features, features the least squares for these positions.
+
+    >>> apart = taken_apart(nn.Linear(2, 3), torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+    >>> apart.rest.max() < 1e-12
+    tensor(True)
     """
     linear = isinstance(layer, nn.Linear)
     if linear:
-        groups, squares = 1, std.square().reshape(n, 1, 1, -1, std.shape[-1]).mT
+        grouped = std.reshape(n, 1, 1, -1, std.shape[-1]).mT
     else:
-        groups, squares = layer.groups, _grouped(layer, std.square()).unflatten(0, (n, -1))
-    features = squares.flatten(4).mean((1, 4))
-    all_features = features.mean(-1).view(n, 1, groups, *(1,) * (squares.dim() - 4))
-    positions = sqrt(squares.mean(3) / torch.where(all_features > 0, all_features, 1.0)).flatten(0, 1)
-    g = weight_slopes(layer, positions.mT if linear else positions, slopes, n)
-    if linear or not layer.transposed:
-        v = var.reshape(groups, len(var) // groups, features.shape[-1], -1)
-    else:
-        v = var.reshape(groups, features.shape[-1], var.shape[1], -1).transpose(1, 2)
-    of_features = torch.einsum("ngi,goid->ngod", features, v)
-    return torch.linalg.vecdot(g.reshape(n, -1).square(), of_features.reshape(n, -1))
-
-
-def _grouped(layer: Layer, x: Tensor) -> Tensor:
-    return x.unflatten(1, (layer.groups, -1))
+        grouped = std.unflatten(1, (layer.groups, -1)).unflatten(0, (n, -1))
+    flat = grouped.flatten(4)  # example, row, group, feature, position
+    positions = sqrt(flat.square().mean(3, keepdim=True))
+    size = positions.square().sum((1, 4), keepdim=True)
+    features = (flat * positions).sum((1, 4), keepdim=True) / torch.where(size > 0, size, 1.0)
+    rest = (flat - features * positions).square().view_as(grouped)
+    shape = (*std.shape[:-1], 1) if linear else (len(std), layer.groups, *std.shape[2:])
+    return Apart(
+        features.flatten(3).squeeze(1),
+        positions.reshape(shape),
+        (rest.mT if linear else rest).reshape(std.shape),
+    )
 
 
 def _padded(layer: Layer, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
