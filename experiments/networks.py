@@ -130,6 +130,7 @@ def measure(net: nn.Module, x: Tensor, samples: int) -> dict[str, dict[str, floa
     return rows
 
 
+@torch.no_grad()
 def cost(net: nn.Module, x: Tensor, repeats: int = 15) -> float:
     """The cost of `correlated` in passes of DVI: processor time, the fastest of several runs of each."""
     passes = {f: timeit.Timer(partial(f, net, x), timer=process_time) for f in (vp.DVI, vp.correlated)}
