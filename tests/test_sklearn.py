@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import varprop as vp
 from varprop import BayesianMLPClassifier, BayesianMLPRegressor, predictive, race
 from varprop.io import files as modelfile
+from varprop.pieces import Pieces
 from varprop.training import folds
 
 QUICK: dict[str, Any] = {
@@ -30,6 +31,7 @@ QUICK: dict[str, Any] = {
     "epochs": 2,
     "noise": "constant",
     "log_target": False,
+    "pieces": 0,
     "random_state": 0,
 }
 """Two folds, and no choices."""
@@ -283,6 +285,7 @@ def test_partial_fit_of_classes(classifier: BayesianMLPClassifier) -> None:
             "noise must be \"auto\" or one of constant, heteroscedastic, student, got 'pink'",
         ),
         ({"log_target": "maybe"}, 'log_target must be "auto", True or False'),
+        ({"pieces": -1}, "pieces must be a positive whole number, got -1"),
         ({"log_target": True, "noise": "student"}, "exclude each other"),
         ({"optimizer": "sgd"}, 'optimizer must be "auto", "lbfgs" or "adam"'),
         ({"kl_weight": 0.0}, "kl_weight must be a positive number"),
@@ -326,15 +329,46 @@ def test_automatic_choices_are_the_best_out_of_fold_and_reported() -> None:
     x = random.uniform(-1, 1, (300, 1))
     noisy = x[:, 0] + random.randn(300) * np.where(x[:, 0] > 0, 1.0, 0.05)
     model = BayesianMLPRegressor(epochs=6, random_state=0, laplace=False).fit(x, noisy)
-    assert model.choices_ == {"noise": "heteroscedastic", "log_target": False}
+    assert (model.choices_["noise"], model.choices_["log_target"]) == ("heteroscedastic", False)
     assert set(model.candidates_["noise"]) == {"heteroscedastic", "student"}
     assert model.oof_log_likelihood_ == model.candidates_["log-likelihood"].max()
     price = np.exp(2 * x[:, 0] + 0.1 * random.randn(300))
     model = BayesianMLPRegressor(noise="constant", epochs=6, random_state=0).fit(x, price)
-    assert model.choices_ == {"noise": "constant", "log_target": True}
+    assert (model.choices_["noise"], model.choices_["log_target"]) == ("constant", True)
     lower, _ = model.predict_interval([[-1.0], [0.0]], 0.99)
     assert (lower > 0).all()
     assert model.predict([[0.0]])[0] == pytest.approx(1.0, abs=0.1)
+
+
+def test_pieces_are_chosen_where_the_target_goes_up_and_down(tmp_path: Path) -> None:
+    random = np.random.RandomState(0)
+    x = np.stack([random.uniform(0, 24, 400), random.randint(0, 2, 400)], 1)
+    y = np.sin(2 * x[:, 0]) + 0.1 * random.randn(400)
+    options = {"noise": "constant", "log_target": False, "epochs": 4, "hidden_layer_sizes": 5, "folds": 2}
+    model = BayesianMLPRegressor(**options, random_state=0).fit(x, y)
+    assert model.choices_["pieces"] == 8
+    assert list(model.candidates_["pieces"]) == [0, 8]
+    assert model.elbo_.net[0].columns == (0,) * 8  # the other column has two values
+    none = BayesianMLPRegressor(**options, pieces=0, random_state=0).fit(x, y)
+    assert "candidates_" not in vars(none)
+    assert model.oof_log_likelihood_ > none.oof_log_likelihood_
+    vp.save(model, tmp_path / "model")
+    np.testing.assert_allclose(vp.load(tmp_path / "model").predict(x), model.predict(x), rtol=1e-6)
+    far = model.predict([[1e30, 0.0], [-1e30, 1.0]], return_std=True)
+    assert np.isfinite(far).all()
+
+
+def test_pieces_cut_a_column_at_its_quantiles() -> None:
+    x = torch.stack([torch.arange(101.0), torch.zeros(101), torch.arange(101) % 2], 1)
+    pieces = Pieces.of(x, 4)
+    assert pieces is not None
+    assert pieces.columns == (0, 0, 0, 0)
+    torch.testing.assert_close(pieces.high, torch.tensor([25.0, 50.0, 75.0, 100.0]))
+    torch.testing.assert_close(pieces.shares(torch.tensor([60.0, 0, 0])), torch.tensor([1.0, 1.0, 0.4, 0.0]))
+    added = pieces(x)[:, 3:]
+    torch.testing.assert_close(added.mean(0), torch.zeros(4), atol=1e-6, rtol=0)
+    torch.testing.assert_close(added.std(0, correction=0), torch.ones(4))
+    assert Pieces.of(x[:, 1:], 4) is None
 
 
 def test_a_log_scale_is_not_extrapolated(tmp_path: Path) -> None:

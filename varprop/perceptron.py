@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import pairwise
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -27,11 +27,12 @@ from .io.description import ModelFileError, describe_estimator
 from .likelihoods import Likelihood
 from .model import Fitted, Model, Standardise, Target
 from .objectives import ELBO
+from .pieces import Pieces
 from .posterior import posteriors
 from .predictive import Predictive
 from .priors import Horseshoe
 from .randomisation import variational
-from .settings import MANY, Settings, count, positive
+from .settings import LONG, MANY, Settings, count, positive
 from .table.encoding import Encoder, is_mixed
 from .training import groups
 from .training import loop as training
@@ -146,6 +147,10 @@ class BayesianMLP(Settings, Learned, Fitted):
         """What else to try after the first fit."""
         return []
 
+    def _finer_choices(self, rows: Rows) -> list[Choice]:
+        """What else to try after the best fit."""
+        return []
+
     @property
     def _gain(self) -> float | None:
         """The prior variance of weights times the inputs of their unit; None to leave correlations out."""
@@ -246,16 +251,24 @@ class BayesianMLP(Settings, Learned, Fitted):
         with torch.random.fork_rng([]):
             torch.manual_seed(self.random_)
             n = folds * count("n_replicas", self.n_replicas)
-            self.members_ = [self._objective(*rows.X.shape).to(self._dtype) for _ in range(n)]
+            pieces = self._cut(rows, cast(int, self.choices_.get("pieces", 0)))
+            self.members_ = [self._objective(rows, pieces).to(self._dtype) for _ in range(n)]
         self.elbo_ = self.members_[0]
         self.history_ = pd.DataFrame()
         self.n_seen_, self.n_iter_ = 0.0, 0
 
-    def _objective(self, rows: int, features: int) -> ELBO:
+    def _cut(self, rows: Rows, pieces: int) -> Pieces | None:
+        """How columns of numbers are cut, in standardised units."""
+        some = rows if len(rows) <= LONG else rows.sample(LONG, self.random_)
+        scaled = Standardise(self.x_mean_, self.x_scale_)
+        return Pieces.of(scaled(torch.tensor(np.asarray(some.X))), pieces) if pieces else None
+
+    def _objective(self, rows: Rows, pieces: Pieces | None) -> ELBO:
         method, prior = self._moments, self._prior
         likelihood, outputs = self._likelihood()
-        layers: list[nn.Module] = []
-        for inputs, units in pairwise([features, *self._hidden(rows), outputs]):
+        features = rows.X.shape[1] + (0 if pieces is None else len(pieces.columns))
+        layers: list[nn.Module] = [] if pieces is None else [deepcopy(pieces)]
+        for inputs, units in pairwise([features, *self._hidden(len(rows)), outputs]):
             layers += [nn.Linear(inputs, units), nn.ReLU()]
         net = nn.Sequential(*layers[:-1])
         is_horseshoe = isinstance(prior, Horseshoe)

@@ -24,7 +24,10 @@ class Trial(NamedTuple):
 
 
 def leader(estimator: BayesianMLP, choice: Choice, rows: Rows) -> Trial:
-    """The best of a first choice and those that its fit suggests; the estimator stays as it is."""
+    """The best of a first choice, those that its fit suggests, and those that the best of these suggests.
+
+    The estimator stays as it is.
+    """
     folds, rounds = estimator._fold_count(len(rows)), estimator._rounds(len(rows))
     options: dict[str, Any] = {} if rounds is None else {"epochs": min(ROUNDS, rounds)}
 
@@ -37,11 +40,17 @@ def leader(estimator: BayesianMLP, choice: Choice, rows: Rows) -> Trial:
 
     first = trial(choice)
     trials = [first, *(trial(other) for other in first.estimator._other_choices(rows.y))]
-    best = max(trials, key=lambda trial: trial.estimator.oof_log_likelihood_)
+    best = max(trials, key=_score)
+    trials += [trial(other) for other in best.estimator._finer_choices(rows)]
+    best = max(trials, key=_score)
     best.estimator.candidates_ = pd.DataFrame(
         [{**e.choices_, "log-likelihood": e.oof_log_likelihood_} for e, _ in trials]
     )
     return best
+
+
+def _score(trial: Trial) -> float:
+    return trial.estimator.oof_log_likelihood_
 
 
 def trained_further(best: Trial) -> Trial:
@@ -54,4 +63,4 @@ def trained_further(best: Trial) -> Trial:
     longer.members_ = deepcopy(estimator.members_)
     longer.elbo_ = longer.members_[0]
     longer._train_members(data, epochs=rounds - ROUNDS, warm_up=0)
-    return max(best, Trial(longer, data), key=lambda trial: trial.estimator.oof_log_likelihood_)
+    return max(best, Trial(longer, data), key=_score)

@@ -28,12 +28,15 @@ from .predictive import (
     widened,
 )
 from .priors import FanIn, Prior
+from .settings import count
 from .training.folds import agreement, best_factor
-from .training.rows import Scaled
+from .training.rows import Rows, Scaled
 
 Noise = Literal["constant", "heteroscedastic", "student"]
 SKEWED = 1.0
 """Skewness from which the logarithms of positive targets are tried."""
+PIECES = 8
+"""Of a column of numbers, where "auto" tries them."""
 FAR, HEAVY = 0.4995, 0.005
 """Student's t is tried if more than this share of targets lies where a right prediction has a thousandth."""
 
@@ -72,6 +75,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     :param laplace: let the variances know the correlations between weights (`varprop.laplace`), so that they
         grow away from the data; below 5,000 rows and as many weights, for a prior by the fan-in and a method
         with moments.
+    :param pieces: of each column of numbers, cut at its quantiles, as further inputs (`varprop.pieces`), so
+        that the target can go up and down along a column; "auto" tries 8 of them and none.
     :param log_target: learn the logarithms of the targets; "auto" tries it for positive and skewed ones.
     :param kl_weight: how much the divergence from the prior counts; less than 1 is a tempered posterior.
     :param kl_z_weight: weight of the gates' divergence, for VBP and CVBP.
@@ -105,6 +110,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     noise: Noise | Literal["auto"] = "auto"
     log_target: bool | Literal["auto"] = "auto"
     laplace: bool = True
+    pieces: int | Literal["auto"] = "auto"
 
     spread_ = 1.0
     """The factor on all variances that out-of-fold rows have asked for."""
@@ -144,7 +150,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     @property
     def _is_open(self) -> bool:
-        return "auto" in (self.noise, self.log_target)
+        return "auto" in (self.noise, self.log_target, self.pieces)
 
     def _choice(self, y: np.ndarray, compared: bool) -> Choice:
         if self.noise not in ("auto", *get_args(Noise)):
@@ -157,15 +163,25 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         if log and not (y > 0).all():
             raise ValueError("log_target needs positive targets, and y has some that are zero or negative.")
         automatic = "heteroscedastic" if compared else "constant"
-        return {"noise": automatic if self.noise == "auto" else self.noise, "log_target": log}
+        noise = automatic if self.noise == "auto" else self.noise
+        return {"noise": noise, "log_target": log, "pieces": self._given_pieces}
+
+    @property
+    def _given_pieces(self) -> int:
+        """None with "auto", which is compared with some later."""
+        return 0 if self.pieces in ("auto", 0) else count("pieces", self.pieces)
 
     def _other_choices(self, y: np.ndarray) -> list[Choice]:
         further: list[Choice] = []
         if self.log_target == "auto" and self.noise != "student" and _is_skewed(y):
             further.append({**self.choices_, "log_target": True})
         if self.noise == "auto" and self.log_target is not True and np.mean(self.oof_scores_ > FAR) > HEAVY:
-            further.append({"noise": "student", "log_target": False})
+            further.append({**self.choices_, "noise": "student", "log_target": False})
         return further
+
+    def _finer_choices(self, rows: Rows) -> list[Choice]:
+        cut = self.pieces == "auto" and self._cut(rows, PIECES) is not None
+        return [{**self.choices_, "pieces": PIECES}] if cut else []
 
     @property
     def _gain(self) -> float | None:

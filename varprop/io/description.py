@@ -18,6 +18,7 @@ from .. import likelihoods, priors
 from ..laplace import Laplace
 from ..methods import METHODS, Method, vbp
 from ..objectives import ELBO
+from ..pieces import Pieces
 from ..posterior import centred, is_random, remembered
 from ..randomisation import variational
 from ..table.encoding import Encoder
@@ -58,6 +59,7 @@ LAYERS: dict[str, type[nn.Module]] = {
         *(f"{kind}{n}d" for kind in IN_DIMENSIONS.split() for n in (1, 2, 3)),
     )
 }
+LAYERS["Pieces"] = Pieces
 """The layers that a file may name. Nothing else in a file is ever looked up or called."""
 PRIORS: dict[str, type[priors.Prior]] = {
     name: getattr(priors, name)

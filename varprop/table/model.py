@@ -87,6 +87,8 @@ class TableModel(Fitted):
         words = {"noise": str(chosen.get("noise", ""))}
         if chosen.get("log_target"):
             words["scale"] = "logarithms of the target"
+        if chosen.get("pieces"):
+            words["numbers"] = f"cut into {chosen['pieces']} pieces"
         return {name: word for name, word in words.items() if word}
 
     @property
