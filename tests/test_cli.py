@@ -570,7 +570,20 @@ def test_rare_classes_count_as_much_as_others_if_balanced(tmp_path: Path) -> Non
 
 def test_networks_of_any_size_and_number(place: Path, tmp_path: Path) -> None:
     houses(60).to_csv(tmp_path / "data.csv", index=False)
-    options = ("--hidden", "8,4", "--replicas", 3, "--prior", 2, "--noise", "student", "--folds", 2)
+    options = (
+        "--hidden",
+        "8,4",
+        "--replicas",
+        3,
+        "--prior",
+        2,
+        "--noise",
+        "student",
+        "--folds",
+        2,
+        "--pieces",
+        0,
+    )
     fitted(tmp_path / "data.csv", "--target", "price", *options)
     model = TableModel.load(tmp_path / "model").model
     assert len(model.members) == 6
@@ -581,10 +594,12 @@ def test_networks_of_any_size_and_number(place: Path, tmp_path: Path) -> None:
         (4, 8),
         (1, 4),
     ]
-    fails(
-        *("fit", tmp_path / "data.csv", "--target", "price", "--hidden", "8,x", "--out", tmp_path / "m"),
-        saying="--hidden '8,x' is no list of sizes",
-    )
+    for option, value, saying in (
+        ("--hidden", "8,x", "--hidden '8,x' is no list of sizes"),
+        ("--pieces", "many", "--pieces must be auto or a whole number such as 8, got 'many'"),
+    ):
+        given = ("--target", "price", option, value, "--out", tmp_path / "m")
+        fails("fit", tmp_path / "data.csv", *given, saying=saying)
 
 
 # --------------------------------------------------------------------------------------------------- extremes

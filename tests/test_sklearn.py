@@ -369,6 +369,9 @@ def test_pieces_cut_a_column_at_its_quantiles() -> None:
     torch.testing.assert_close(added.mean(0), torch.zeros(4), atol=1e-6, rtol=0)
     torch.testing.assert_close(added.std(0, correction=0), torch.ones(4))
     assert Pieces.of(x[:, 1:], 4) is None
+    with_gap = Pieces.of(torch.cat([torch.arange(50.0), torch.arange(150.0, 200.0)]).view(-1, 1), 2)
+    assert with_gap is not None
+    assert with_gap.low.tolist() == [0.0, 49.0, 99.5, 150.0]
 
 
 def test_a_log_scale_is_not_extrapolated(tmp_path: Path) -> None:

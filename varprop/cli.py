@@ -134,6 +134,13 @@ def fit(
     noise: Annotated[
         NoiseName, typer.Option(help="Of numbers; auto: the kind that suits rows outside training best.")
     ] = NoiseName.auto,
+    pieces: Annotated[
+        str,
+        typer.Option(
+            help="Pieces of each column of numbers, as further inputs, or 0; auto: what suits rows outside "
+            "training best."
+        ),
+    ] = "auto",
     folds: Annotated[
         int,
         typer.Option(
@@ -183,7 +190,7 @@ def fit(
     target, ignored, kept = list(dict.fromkeys(target)), ignore or [], keep or []
     if both := [name for name in target if name in ignored]:
         raise TableError(f"column {both[0]!r} is the target and cannot be ignored; take it out of --ignore.")
-    hidden_layer_sizes = _sizes(hidden)
+    hidden_layer_sizes, pieces_of_columns = _sizes(hidden), _pieces(pieces)
     header = check_table(data, (*target, *ignored, *kept))
     if header and not set(header) - {*target, *ignored}:
         raise TableError("every column besides the target is ignored; nothing is left to predict it from.")
@@ -213,7 +220,7 @@ def fit(
     if prior is not None:
         options["prior"] = prior
     if column.classes is None:
-        options["noise"] = noise.value
+        options |= {"noise": noise.value, "pieces": pieces_of_columns}
     options |= {"balanced": class_weight is ClassWeight.balanced, "keep": kept}
     training, held_out = tabular.split(complete, column, holdout, seed)
     whole = None if sample.is_whole else LongTable(data, sample.rows, held_out.index)
@@ -412,6 +419,12 @@ def _load(folder: Path) -> TableModel:
     from .table.model import TableModel
 
     return TableModel.load(folder)
+
+
+def _pieces(given: str) -> int | str:
+    if given != "auto" and not given.isdecimal():
+        raise TableError(f"--pieces must be auto or a whole number such as 8, got {given!r}.")
+    return given if given == "auto" else int(given)
 
 
 def _sizes(hidden: str) -> str | list[int]:

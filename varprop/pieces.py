@@ -47,11 +47,9 @@ class Pieces(nn.Module):
         """At most so many pieces of each column, with equal shares of the rows; None if none can be cut."""
         columns, ends = [], []
         for column, values in enumerate(x.double().numpy(force=True).T):
-            knots = np.quantile(values, np.linspace(0, 1, pieces + 1))
-            knots = knots[np.diff(knots, prepend=-np.inf) > NARROW]
-            if len(knots) > 2 and len(np.unique(values)) > 2:
-                columns += [column] * (len(knots) - 1)
-                ends += list(pairwise(knots))
+            knots = _knots(values, pieces)
+            columns += [column] * (len(knots) - 1)
+            ends += list(pairwise(knots))
         if not columns:
             return None
         made = cls(columns).to(x)
@@ -65,3 +63,20 @@ class Pieces(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, (self.shares(x) - self.mean) / self.scale], -1)
+
+
+def _knots(values: np.ndarray, pieces: int) -> np.ndarray:
+    """Quantiles, and the ends and the middle of wide gaps between them; none for a column of two values.
+
+    The rows on either side of a gap say nothing about what happens in its middle, and with a knot there the
+    variance of a posterior with correlations says so.
+    """
+    distinct = np.unique(values)
+    if len(distinct) <= 2:
+        return np.empty(0)
+    quantiles = np.quantile(values, np.linspace(0, 1, pieces + 1))
+    steps = np.diff(distinct)
+    wide = steps > (distinct[-1] - distinct[0]) / pieces
+    start, end = distinct[:-1][wide], distinct[1:][wide]
+    knots = np.sort(np.concatenate([quantiles, start, (start + end) / 2, end]))
+    return knots[np.diff(knots, prepend=-np.inf) > NARROW]
