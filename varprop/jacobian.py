@@ -78,7 +78,8 @@ def correlated(
     if not batched:
         return Gaussian.of(*network.moments(outputs, inputs, 1))
     n = len(tensors_in(inputs)[0])
-    at_once = max(1, ENTRIES // (_count(outputs, network.outputs) * network.size))
+    rows = _count(outputs, network.outputs) if network.is_transformed(inputs) else 1
+    at_once = max(1, ENTRIES // (rows * network.size))
     parts = [slice(i, i + at_once) for i in range(0, n, at_once)]
     if not network.in_turn:
         try:
@@ -136,7 +137,7 @@ class _Network:
     def moments(self, outputs: Outputs, inputs: Value, n: int) -> tuple[Tensor, Tensor]:
         """Mean and variance of the outputs that are wanted, of n examples."""
         run = partial(_run, self.net, self.method, self.output, inputs)
-        if self._is_transformed(inputs):
+        if self.is_transformed(inputs):
             shifts = [t.repeat(n, *(1,) * (t.dim() - 1)) if n > 1 else t for t in self.shifts]
             tangent = followed(run, self.uses, n, self.weights, shifts)
             f = tangent.mean
@@ -157,7 +158,7 @@ class _Network:
         mean, var = self.moments(outputs, _examples(lambda t: t.unsqueeze(0), inputs), 1)
         return mean[0], var[0]
 
-    def _is_transformed(self, inputs: Value) -> bool:
+    def is_transformed(self, inputs: Value) -> bool:
         """Whether torch.func is needed: the result is to be differentiated, or the network is transformed."""
         tensors = *self.net.parameters(), *tensors_in(inputs)
         trained = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)

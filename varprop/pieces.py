@@ -53,7 +53,7 @@ class Pieces(nn.Module):
         if not columns:
             return None
         made = cls(columns).to(x)
-        made.low, made.high = torch.tensor(np.array(ends)).to(x).unbind(1)
+        made.low, made.high = (torch.tensor(end).to(x) for end in np.array(ends).T)
         shares = made.shares(x)
         made.mean, made.scale = shares.mean(0), shares.std(0, correction=0)
         return made

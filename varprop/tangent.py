@@ -46,6 +46,7 @@ class Tangent:
         return torch.stack([self.variance(row) for row in rows], 1)
 
     def variance(self, row: Tensor) -> Tensor:
+        """Of one weighted sum, for each example."""
         by_weights, by_shifts = self.gradients(row.reshape(self.mean.shape))
         parts = [
             (slope.flatten().square() @ var.flatten()).unsqueeze(0)
@@ -84,6 +85,7 @@ def recorded(run: Pass, uses: Uses, n: int, net: nn.Module) -> Tangent:
 def gradients(
     mean: Tensor, shifted: Sequence[Tensor], row: Tensor
 ) -> tuple[tuple[()], Sequence[Tensor | None]]:
+    """Of a weighted sum of a recorded mean, by the means that are shifted; None for one that it is not of."""
     if not mean.requires_grad:
         return (), [None] * len(shifted)
     with torch.no_grad():
