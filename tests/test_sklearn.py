@@ -348,7 +348,7 @@ def test_pieces_are_chosen_where_the_target_goes_up_and_down(tmp_path: Path) -> 
     model = BayesianMLPRegressor(**options, random_state=0).fit(x, y)
     assert model.choices_["pieces"] == 8
     assert list(model.candidates_["pieces"]) == [0, 8]
-    assert model.elbo_.net[0].columns == (0,) * 8  # the other column has two values
+    assert model.elbo_.net[0].columns == (0,) * 10  # the other column has two values
     none = BayesianMLPRegressor(**options, pieces=0, random_state=0).fit(x, y)
     assert "candidates_" not in vars(none)
     assert model.oof_log_likelihood_ > none.oof_log_likelihood_
@@ -362,16 +362,17 @@ def test_pieces_cut_a_column_at_its_quantiles() -> None:
     x = torch.stack([torch.arange(101.0), torch.zeros(101), torch.arange(101) % 2], 1)
     pieces = Pieces.of(x, 4)
     assert pieces is not None
-    assert pieces.columns == (0, 0, 0, 0)
-    torch.testing.assert_close(pieces.high, torch.tensor([25.0, 50.0, 75.0, 100.0]))
-    torch.testing.assert_close(pieces.shares(torch.tensor([60.0, 0, 0])), torch.tensor([1.0, 1.0, 0.4, 0.0]))
+    assert pieces.columns == (0,) * 6
+    torch.testing.assert_close(pieces.high, torch.tensor([0.0, 25.0, 50.0, 75.0, 100.0, 125.0]))
+    for value, shares in ((60.0, [1.0, 1, 1, 0.4, 0, 0]), (150.0, [1.0, 1, 1, 1, 1, 2]), (-25.0, [0.0] * 6)):
+        torch.testing.assert_close(pieces.shares(torch.tensor([value, 0, 0])), torch.tensor(shares))
     added = pieces(x)[:, 3:]
-    torch.testing.assert_close(added.mean(0), torch.zeros(4), atol=1e-6, rtol=0)
-    torch.testing.assert_close(added.std(0, correction=0), torch.ones(4))
+    torch.testing.assert_close(added.mean(0), torch.zeros(6), atol=1e-6, rtol=0)
+    torch.testing.assert_close(added.std(0, correction=0), torch.tensor([0.0, 1, 1, 1, 1, 0]))
     assert Pieces.of(x[:, 1:], 4) is None
     with_gap = Pieces.of(torch.cat([torch.arange(50.0), torch.arange(150.0, 200.0)]).view(-1, 1), 2)
     assert with_gap is not None
-    assert with_gap.low.tolist() == [0.0, 49.0, 99.5, 150.0]
+    assert with_gap.low.tolist() == [-49.0, 0.0, 49.0, 99.5, 150.0, 199.0]
 
 
 def test_a_log_scale_is_not_extrapolated(tmp_path: Path) -> None:

@@ -13,53 +13,67 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 NARROW = 1e-4
 """A piece is wider than this, so that single precision tells its ends apart."""
+BEYOND = 100.0
+"""How many times its neighbour's width a piece beyond the data is long."""
 
 
 class Pieces(nn.Module):
-    """The inputs, followed by the share of each piece [low, high] of a column that lies below the value.
+    """The inputs, followed by how far into each piece [low, high] of a column the value lies.
 
-        (clip((x - low) / (high - low), 0, 1) - mean) / scale
+        (clip((x - low) / (high - low), least, most) - mean) / scale
+
+    A piece among the data goes from 0 to 1. The first and the last piece of a column lie beyond the data and
+    have no end: no row says anything about their weights.
 
     :param columns: the column of each piece.
 
     >>> pieces = Pieces.of(torch.tensor([[0.0], [1.0], [2.0], [4.0]]), 2)
-    >>> pieces.columns, pieces.low.tolist(), pieces.high.tolist()
-    ((0, 0), [0.0, 1.5], [1.5, 4.0])
+    >>> pieces.low.tolist(), pieces.high.tolist()
+    ([-1.5, 0.0, 1.5, 4.0], [0.0, 1.5, 4.0, 6.5])
     """
 
     low: Tensor
     high: Tensor
+    least: Tensor
+    most: Tensor
     mean: Tensor
     scale: Tensor
 
     def __init__(self, columns: Sequence[int]) -> None:
         super().__init__()
         self.columns = tuple(columns)
-        for name in ("low", "high", "mean", "scale"):
+        for name in ("low", "high", "least", "most", "mean", "scale"):
             self.register_buffer(name, torch.zeros(len(self.columns)))
 
     @classmethod
     def of(cls, x: Tensor, pieces: int) -> Pieces | None:
-        """At most so many pieces of each column, with equal shares of the rows; None if none can be cut."""
-        columns, ends = [], []
+        """So many pieces of each column, with equal shares of the rows, or fewer; None if none can be cut."""
+        columns, cuts = [], []
         for column, values in enumerate(x.double().numpy(force=True).T):
             knots = _knots(values, pieces)
-            columns += [column] * (len(knots) - 1)
-            ends += list(pairwise(knots))
+            if len(knots):
+                first, *_, last = np.diff(knots)
+                ends = list(pairwise([knots[0] - first, *knots, knots[-1] + last]))
+                columns += [column] * len(ends)
+                cuts += [(*ends[0], -BEYOND, 1.0), *((*piece, 0.0, 1.0) for piece in ends[1:-1])]
+                cuts += [(*ends[-1], 0.0, BEYOND)]
         if not columns:
             return None
         made = cls(columns).to(x)
-        made.low, made.high = (torch.tensor(end).to(x) for end in np.array(ends).T)
+        made.low, made.high, made.least, made.most = (torch.tensor(t).to(x) for t in np.array(cuts).T)
         shares = made.shares(x)
         made.mean, made.scale = shares.mean(0), shares.std(0, correction=0)
+        # A piece beyond the data has the scale of its neighbour.
+        first, last = (made.least < 0).nonzero()[:, 0], (made.most > 1).nonzero()[:, 0]
+        made.scale[first], made.scale[last] = made.scale[first + 1], made.scale[last - 1]
         return made
 
     def shares(self, x: Tensor) -> Tensor:
-        return F.hardtanh((x[..., list(self.columns)] - self.low) / (self.high - self.low), 0.0, 1.0)
+        share = (x[..., list(self.columns)] - self.low) / (self.high - self.low)
+        return torch.minimum(torch.maximum(share, self.least), self.most)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, (self.shares(x) - self.mean) / self.scale], -1)
