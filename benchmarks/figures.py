@@ -29,9 +29,10 @@ def growth(found: Mapping[str, Any], titles: Mapping[str, str]) -> Figure:
 def quality(tasks: Mapping[str, Any]) -> Figure:
     """The test log-likelihood of each peer against the cost of a prediction."""
     figure, axes = plt.subplots(1, len(tasks), figsize=(9.5, 3.8), layout="constrained", squeeze=False)
-    colours = ["black", *(f"C{k}" for k in range(10)), "limegreen"]
+    names = dict.fromkeys(name for cell in tasks.values() for name in cell["found"])
+    colours = dict(zip(names, ["black", *(f"C{k}" for k in range(10)), "limegreen"], strict=False))
     for axis, (task, cell) in zip(axes[0], tasks.items(), strict=True):
-        for k, (name, run) in enumerate(cell["found"].items()):
+        for name, run in cell["found"].items():
             ours = name.startswith("varprop")
             axis.errorbar(
                 [score["seconds_per_row"] * 1e6 for score in run["scores"]],
@@ -40,7 +41,7 @@ def quality(tasks: Mapping[str, Any]) -> Figure:
                 fmt="*-" if ours else "o-",
                 ms=12 if ours else 4,
                 lw=1,
-                color=colours[k],
+                color=colours[name],
                 label=name,
             )
         axis.set(title=task, xlabel="µs for the prediction of a row", xscale="log")

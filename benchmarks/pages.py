@@ -62,11 +62,16 @@ def milliseconds(seconds: float) -> str:
 
 
 def source(path: Path, *cells: Mapping[str, Any]) -> str:
-    machine, commits = cells[0]["machine"], ", ".join(sorted({cell["commit"] for cell in cells}))
-    return (
-        f"`benchmarks/results/{path}`: {machine['cpu']}, {machine['cores']} cores, "
-        f"torch {machine['torch']}, commit {commits}, {sum(cell['took'] for cell in cells) / 60:.0f} minutes."
+    machines, commits = (
+        " and ".join(sorted(found))
+        for found in ({_machine(cell["machine"]) for cell in cells}, {cell["commit"] for cell in cells})
     )
+    minutes = sum(cell["took"] for cell in cells) / 60
+    return f"`benchmarks/results/{path}`: {machines}, commit {commits}, {minutes:.0f} minutes."
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    return f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
 
 
 def turns(found: Mapping[str, Any]) -> str:

@@ -364,7 +364,12 @@ def test_pieces_cut_a_column_at_its_quantiles() -> None:
     assert pieces is not None
     assert pieces.columns == (0,) * 6
     torch.testing.assert_close(pieces.high, torch.tensor([0.0, 25.0, 50.0, 75.0, 100.0, 125.0]))
-    for value, shares in ((60.0, [1.0, 1, 1, 0.4, 0, 0]), (150.0, [1.0, 1, 1, 1, 1, 2]), (-25.0, [0.0] * 6)):
+    for value, shares in (
+        (60.0, [1.0, 1, 1, 0.4, 0, 0]),
+        (150.0, [1.0, 1, 1, 1, 1, 2]),
+        (-25.0, [0.0] * 6),
+        (999.0, [1.0, 1, 1, 1, 1, 4]),
+    ):
         torch.testing.assert_close(pieces.shares(torch.tensor([value, 0, 0])), torch.tensor(shares))
     added = pieces(x)[:, 3:]
     torch.testing.assert_close(added.mean(0), torch.zeros(6), atol=1e-6, rtol=0)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 NARROW = 1e-4
 """A piece is wider than this, so that single precision tells its ends apart."""
-BEYOND = 100.0
-"""How many times its neighbour's width a piece beyond the data is long."""
+BEYOND = 4.0
+"""How many times its neighbour's width a piece beyond the data is long: further out the network stands still."""
 
 
 class Pieces(nn.Module):
@@ -25,8 +25,8 @@ class Pieces(nn.Module):
 
         (clip((x - low) / (high - low), least, most) - mean) / scale
 
-    A piece among the data goes from 0 to 1. The first and the last piece of a column lie beyond the data and
-    have no end: no row says anything about their weights.
+    A piece among the data goes from 0 to 1. The first and the last piece of a column lie beyond the data: no
+    row says anything about their weights.
 
     :param columns: the column of each piece.
 

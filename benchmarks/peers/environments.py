@@ -23,6 +23,7 @@ PEERS: dict[str, tuple[str, tuple[str, ...]]] = {
             "opt-einsum",
             "einops",
             "einconv",
+            "linear_operator",
             "torchmetrics",
             "unfoldNd",
         ),
@@ -63,7 +64,7 @@ def interpreter(peer: str, folder: Path) -> Path:
     return python
 
 
-_TORCHVISION = ("asdfghjkl", "backpack", "timm", "torchvision")
+_TORCHVISION = ("asdfghjkl", "backpack", "curvlinops", "timm", "torchvision")
 """Packages that would bring torchvision along with what it asks for."""
 
 
