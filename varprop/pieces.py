@@ -17,7 +17,7 @@ from torch import Tensor, nn
 NARROW = 1e-4
 """A piece is wider than this, so that single precision tells its ends apart."""
 BEYOND = 4.0
-"""How many times its neighbour's width a piece beyond the data is long: further out the network stands still."""
+"""How many times its neighbour's width a piece beyond the data is long; further out nothing changes."""
 
 
 class Pieces(nn.Module):
