@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import os
 import pickle
@@ -109,7 +110,20 @@ def start(fabric: Fabric, job: Callable[[Fabric], Result], remedy: Remedy) -> Re
 
 
 def _in_this_process(train: Train, elbo: ELBO, data: Data, plan: Plan, fabric: Fabric) -> pd.DataFrame:
+    if _is_one_of_several():
+        atexit.unregister(_leave)
+        atexit.register(_leave)
     return train(fabric, elbo, data, plan)
+
+
+def _is_one_of_several() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _leave() -> None:
+    """End the connection to the other processes: its threads may abort a script that ends before they do."""
+    if _is_one_of_several():
+        torch.distributed.destroy_process_group()
 
 
 @dataclass(frozen=True)
