@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import torch
 from torch import Tensor, nn
 
 from .gaussian import Activation, Gaussian, mean_of
 from .methods import DVI
 from .moments import RELU, slope
-from .pieces import Pieces
 
 RANK = 200
 
@@ -101,8 +102,8 @@ def _jacobian(net: nn.Sequential, x: Tensor, outputs: int) -> Tensor:
 
     The slope of a ReLU's mean is the probability that it is active.
     """
-    if isinstance(net[0], Pieces):
-        x = net[0](x)
+    for layer in takewhile(lambda layer: not isinstance(layer, nn.Linear), net):
+        x = layer(x)
     linears, inputs, active = _linears(net), [x], []
     f: Activation = x
     for layer in linears[:-1]:

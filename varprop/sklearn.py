@@ -164,12 +164,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
             raise ValueError("log_target needs positive targets, and y has some that are zero or negative.")
         automatic = "heteroscedastic" if compared else "constant"
         noise = automatic if self.noise == "auto" else self.noise
-        return {"noise": noise, "log_target": log, "pieces": self._given_pieces}
-
-    @property
-    def _given_pieces(self) -> int:
-        """None with "auto", which is compared with some later."""
-        return 0 if self.pieces in ("auto", 0) else count("pieces", self.pieces)
+        pieces = 0 if self.pieces in ("auto", 0) else count("pieces", self.pieces)
+        return {"noise": noise, "log_target": log, "pieces": pieces}
 
     def _other_choices(self, y: np.ndarray) -> list[Choice]:
         further: list[Choice] = []

@@ -52,14 +52,13 @@ IN_DIMENSIONS = (
     "Conv ConvTranspose MaxPool AvgPool AdaptiveMaxPool AdaptiveAvgPool BatchNorm InstanceNorm "
     "ZeroPad ConstantPad ReflectionPad ReplicationPad CircularPad"
 )
-LAYERS: dict[str, type[nn.Module]] = {
+LAYERS: dict[str, type[nn.Module]] = {"Pieces": Pieces} | {
     name: getattr(nn, name)
     for name in (
         *f"{SHAPES} {WEIGHTED} {DROPOUTS} {ACTIVATIONS}".split(),
         *(f"{kind}{n}d" for kind in IN_DIMENSIONS.split() for n in (1, 2, 3)),
     )
 }
-LAYERS["Pieces"] = Pieces
 """The layers that a file may name. Nothing else in a file is ever looked up or called."""
 PRIORS: dict[str, type[priors.Prior]] = {
     name: getattr(priors, name)

@@ -45,13 +45,14 @@ def quadrature(g: Callable[[Tensor], Tensor], x: Gaussian) -> Gaussian:
 
 def _moments(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tensor]:
     """From the deviations of the values from one of them, which are exactly zero if x has no variance."""
-    std, middle = x.std, _RULES[NODES][0][NODES // 2]
-    centre = g(x.mean + std * middle)
     if _at_once(x):
-        nodes, weights = hermite(x)
-        apart = g(x.mean + std * nodes) - centre
+        values, weights = _at_nodes(g, x)
+        centre = values[NODES // 2]
+        apart = values - centre
         mean = torch.tensordot(weights.flatten(), apart, 1)
         return centre + mean, torch.tensordot(weights.flatten(), (apart - mean).square(), 1)
+    std, middle = x.std, _RULES[NODES][0][NODES // 2]
+    centre = g(x.mean + std * middle)
     mean, second_moment = torch.zeros_like(centre), torch.zeros_like(centre)
     for node, weight in _pairs():
         apart = g(torch.add(x.mean, std, alpha=node)) - centre
