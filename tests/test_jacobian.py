@@ -307,12 +307,20 @@ class Windows(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [StepsFirst, lambda: Windows(True), lambda: Windows(False), pooled, Branches]
+    ("make", "shape"),
+    [
+        (StepsFirst, (4, 2, 4)),
+        (lambda: Windows(True), (4, 2, 4)),
+        (lambda: Windows(False), (4, 2, 4)),
+        (pooled, (4, 1, 6, 6)),
+        (Branches, (4, 4)),
+    ],
 )
 @pytest.mark.parametrize("recording", [True, False])
 @pytest.mark.usefixtures("float64")
-def test_examples_together_are_what_they_are_alone(make: Callable[[], nn.Module], recording: bool) -> None:
-    shape = {StepsFirst: (4, 2, 4), Branches: (4, 4), pooled: (4, 1, 6, 6)}.get(make, (4, 2, 4))  # type: ignore[call-overload]
+def test_examples_together_are_what_they_are_alone(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], recording: bool
+) -> None:
     net, x = random(make(), init="he"), torch.randn(shape)
     with torch.set_grad_enabled(not recording):
         together, alone = vp.correlated(net, x), [vp.correlated(net, row) for row in x.split(1)]
