@@ -44,8 +44,6 @@ class Task:
     strangers: Callable[[], dict[str, Tensor]]
     """Test images of other things, by the name of their set."""
     epochs: int = 20
-    augmented_epochs: int = 20
-    """Epochs where images are augmented, which take longer to learn."""
     rate: float = 0.002
     """The largest rate of the short schedule."""
     logvar: float = 0.2
@@ -57,13 +55,15 @@ class Task:
     """Of a method that predicts by sampling."""
     audited: int = 10_000
     """Test images that the drawn networks see."""
+    precision: str | None = None
+    """Of the products in training; single by default. Predictions are in single precision."""
 
 
 def cifar100_test() -> dict[str, Tensor]:
     return {"CIFAR-100": data.cifar100()[2]}
 
 
-wide = partial(Task, epochs=6, augmented_epochs=10, logvar=0.7, flip=True, passes=30, audited=2000)
+wide = partial(Task, epochs=10, logvar=0.4, flip=True, passes=30, audited=2000, precision="bf16-mixed")
 TASKS = {
     "MNIST": Task(data.mnist, data.strangers),
     "FashionMNIST": Task(data.fashion_mnist, dict, flip=True),
@@ -95,8 +95,6 @@ class Recipe:
     members: int = 1
     scaled: bool = False
     """Whether a temperature is fitted to training images that were held out."""
-    precision: str | None = None
-    """Of the products in training; single by default. Predictions are in single precision."""
 
     def objective(self, images: ImageSet, seed: int) -> vp.ELBO:
         torch.manual_seed(seed)
@@ -107,16 +105,13 @@ class Recipe:
         return vp.ELBO(net, self.method, vp.likelihoods.Categorical(), self.prior, n_data=len(images.x))
 
     def describe(self) -> dict[str, Any]:
-        choices = {
-            name: value for name, value in vars(self).items() if name != "method" and value is not None
-        }
+        choices = {name: value for name, value in vars(self).items() if name != "method"}
         return {
-            name: value if isinstance(value, bool | int | str) else repr(value)
-            for name, value in choices.items()
+            name: value if isinstance(value, bool | int) else repr(value) for name, value in choices.items()
         }
 
 
-OURS = Recipe(vp.DVI, Tempered(vp.priors.FanIn(4.0), 0.1), augmented=2, members=3, precision="bf16-mixed")
+OURS = Recipe(vp.DVI, Tempered(vp.priors.FanIn(4.0), 0.1), augmented=2, members=3)
 ROWS = {
     "vbp": Recipe(vp.VBP),
     "dvi": Recipe(vp.DVI),
@@ -172,10 +167,10 @@ def one_cycle(done: float, rise: float = 0.2) -> float:
     return (1 + math.cos(math.pi * (done - rise) / (1 - rise))) / 2
 
 
-SCHEDULES: dict[str, Callable[[Task, int], Schedule]] = {
-    "short": lambda task, epochs: Schedule(epochs, task.rate, cycle=True, logvar=task.logvar),
-    "one-rate": lambda task, epochs: Schedule(epochs, 0.0007, cycle=True),
-    "paper": lambda task, epochs: Schedule(100, 0.001, cycle=False),
+SCHEDULES: dict[str, Callable[[Task], Schedule]] = {
+    "short": lambda task: Schedule(task.epochs, task.rate, cycle=True, logvar=task.logvar),
+    "one-rate": lambda task: Schedule(task.epochs, 0.0007, cycle=True),
+    "paper": lambda task: Schedule(100, 0.001, cycle=False),
 }
 
 
@@ -202,7 +197,7 @@ def train(
         resume=True,
         seed=seed,
         progress=progress,
-        precision=recipe.precision,
+        precision=task.precision,
     )
     curve = history[["loss", "data_fit", "kl", "seconds"]].to_dict("records")
     return elbo, cast("list[dict[str, float]]", curve)
@@ -346,7 +341,7 @@ def cell(row: str, name: str, run: int, options: argparse.Namespace) -> None:
     """Compute a cell, unless it is there."""
     recipe, task = ROWS[row], TASKS[name]
     task = replace(task, batch=options.batch or task.batch)
-    schedule = SCHEDULES[options.schedule](task, task.augmented_epochs if recipe.augmented else task.epochs)
+    schedule = SCHEDULES[options.schedule](task)
     given = {key: getattr(options, key) for key in ("epochs", "rate", "logvar")}
     schedule = replace(schedule, **{key: value for key, value in given.items() if value is not None})
     configuration = {
@@ -357,6 +352,7 @@ def cell(row: str, name: str, run: int, options: argparse.Namespace) -> None:
         **recipe.describe(),
     }
     configuration |= {"schedule": options.schedule, **vars(schedule), "batch_size": task.batch}
+    configuration |= {"precision": task.precision} if task.precision else {}
     configuration |= {"rows": options.rows} if options.rows else {}
     configuration |= {"validation": True} if options.validate else {}
     path = options.out / options.schedule / row / f"{name}-{run}.json"
