@@ -130,7 +130,7 @@ ROWS = {
     "one-shift-1": ours(members=1),
     "one-shift-2": ours(shift=2, members=1),
     "one-0.03": ours(weight=0.03, members=1),
-    "one-0.3": ours(weight=0.3, members=1),
+    "one-0.01": ours(weight=0.01, members=1),
 }
 """The last five, and "vbp-varied", were only compared on held-out training images, to choose the others."""
 
