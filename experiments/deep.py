@@ -51,11 +51,17 @@ class Row:
     method: vp.Method = vp.DETERMINISTIC
     start: Literal["scratch", "further", "calibrated"] = "scratch"
     scaled: bool = False
+    share: float = 0.1
+    """Of the divergence from the prior."""
 
     def __str__(self) -> str:
         if self.method is vp.DETERMINISTIC:
             return "plain, temperature" if self.scaled else "plain"
-        after = {"scratch": "from scratch", "further": "after plain", "calibrated": "calibrated"}
+        after = {
+            "scratch": f"from scratch, {self.share:g} of the divergence",
+            "further": "after plain",
+            "calibrated": "calibrated",
+        }
         return f"{self.method.name}, {after[self.start]}"
 
 
@@ -67,7 +73,11 @@ ROWS = {
     "vbp-further": Row(vp.VBP, "further"),
     "dvi-further": Row(vp.DVI, "further"),
     "vbp": Row(vp.VBP),
+    "vbp-third": Row(vp.VBP, share=0.3),
+    "vbp-whole": Row(vp.VBP, share=1.0),
     "dvi": Row(vp.DVI),
+    "dvi-third": Row(vp.DVI, share=0.3),
+    "dvi-whole": Row(vp.DVI, share=1.0),
 }
 
 
@@ -86,7 +96,7 @@ class Run:
         if row.method is not vp.DETERMINISTIC:
             vp.variational(net)
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        prior, n = Tempered(vp.priors.FanIn(4.0), 0.1), len(self.images.x)
+        prior, n = Tempered(vp.priors.FanIn(4.0), row.share), len(self.images.x)
         elbo = vp.ELBO(net, row.method, vp.likelihoods.Categorical(), prior, n_data=n)
         batches = loader(self.images, BATCH, Augmentation())
         schedule = Schedule(epochs, rate, cycle=True, logvar=0.2)
@@ -95,7 +105,7 @@ class Run:
             batches,
             epochs=epochs,
             optimizer=lambda _: schedule.optimiser(net, len(batches)),
-            checkpoint=self.checkpoints / f"{row.start}-{row.method.name}-{self.seed}.pt",
+            checkpoint=self.checkpoints / f"{row.start}-{row.method.name}-{row.share:g}-{self.seed}.pt",
             resume=True,
             seed=self.seed,
             progress=False,
@@ -128,6 +138,9 @@ class Run:
         seconds = time.process_time() - began
         found: dict[str, Any] = curves.scores(predict([elbo], test.x_test, test, 1), test.y_test)
         found["cpu_seconds"] = seconds
+        if row.start == "scratch" and not row.scaled:
+            known = self.images
+            found["held_out"] = curves.scores(predict([elbo], known.x_test, test, 1), known.y_test)
         if row.method is not vp.DETERMINISTIC:
             x, y = test.x_test[:AUDITED], test.y_test[:AUDITED]
             found["own"] = curves.scores(predict([elbo], x, test, 1), y)
@@ -136,16 +149,20 @@ class Run:
 
 
 def table(folder: Path = cells.RESULTS / "deep") -> str:
-    head = ["", "error, %", "log-likelihood", "ECE", "Brier score", "own", "drawn", "minutes"]
+    head = ["", "held out", "error, %", "log-likelihood", "ECE", "Brier score", "own", "drawn", "minutes"]
     lines = []
     for name, row in ROWS.items():
         path = folder / f"{name}.json"
         if path.exists():
             found = json.loads(path.read_text())["scores"]
-            both = [f"{found[part]['log_likelihood']:.3f}" if part in found else "" for part in head[5:7]]
+            held_out, own, drawn = (
+                f"{found[part]['log_likelihood']:.3f}" if part in found else ""
+                for part in ("held_out", "own", "drawn")
+            )
             numbers = f"{found['log_likelihood']:.4f}", f"{found['ece']:.4f}", f"{found['brier']:.4f}"
             minutes = f"{found['cpu_seconds'] / 60:.1f}"
-            lines.append([str(row), f"{100 * found['error']:.2f}", *numbers, *both, minutes])
+            error = f"{100 * found['error']:.2f}"
+            lines.append([str(row), held_out, error, *numbers, own, drawn, minutes])
     return markdown([head, *lines])
 
 
