@@ -18,9 +18,8 @@ import torch
 
 import varprop as vp
 
-from . import cells
+from . import cells, table2
 from .images import Augmentation, ImageSet, loader
-from .table2 import ROWS, TASKS
 from .tables import markdown
 
 METHODS = ("plain", "vbp", "dvi", "varout")
@@ -28,7 +27,7 @@ METHODS = ("plain", "vbp", "dvi", "varout")
 
 def seconds(row: str, images: ImageSet, batch: int) -> float:
     """Processor time of one pass over the images."""
-    elbo = ROWS[row].objective(images, seed=0)
+    elbo = table2.ROWS[row].objective(images, seed=0)
     batches = loader(images, batch, Augmentation())
     start = time.process_time()
     vp.fit(elbo, batches, epochs=1, lr=0.001, progress=False)
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=cells.RESULTS / "table2" / "epochs.json")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    task = TASKS["MNIST"]
+    task = table2.TASKS["MNIST"]
     whole = ImageSet.of(task.images())
     images = replace(whole, x=whole.x[: options.rows], y=whole.y[: options.rows])
     cells.commit()

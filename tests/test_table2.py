@@ -34,10 +34,13 @@ def images() -> ImageSet:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A small task in place of MNIST, and no folder of data where the real one could be found."""
+
     def strangers() -> dict[str, Tensor]:
         return {"noise": torch.randint(0, 255, (50, 1, 28, 28), dtype=torch.uint8)}
 
+    monkeypatch.setenv("VARPROP_DATA", str(tmp_path))
     monkeypatch.setattr(table2, "HELD_OUT", 40)
     monkeypatch.setattr(table2, "DRAWN", 4)
     task = table2.Task(made_up, strangers, epochs=2, batch=32, passes=3, audited=20)
