@@ -20,7 +20,7 @@ from varprop.inspect import attribution
 from varprop.predictive import ClassPredictive, NormalPredictive, concatenate, mixture, rescaled
 from varprop.reporting.cases import as_png
 from varprop.reporting.drivers import units_in_words
-from varprop.reporting.figures import histogram, layers
+from varprop.reporting.figures import histogram, layers, learning_curves
 from varprop.reporting.figures_classes import Classes, coverage
 from varprop.reporting.figures_regression import Numbers
 from varprop.reporting.tables import by_class, by_size
@@ -458,3 +458,11 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"needs jinja2; install it with `pip install 'varprop\[plots\]'`"):
         vp.report(None, None, None, tmp_path / "r.html")
+
+
+def test_epochs_are_counted_in_whole_numbers() -> None:
+    history = pd.DataFrame({"epoch": range(20), "loss": np.linspace(3, 1, 20), "kl": np.linspace(9, 5, 20)})
+    for curve in learning_curves(history):
+        names = re.findall(r"<text[^>]*>([^<]*)</text>", curve.svg[: curve.svg.index(">epoch<")])
+        assert "15" in names
+        assert not any("." in name and float(name) > 9 for name in names)

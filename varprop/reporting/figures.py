@@ -72,6 +72,8 @@ def figure(
             axes.locator_params(axis="x", nbins=5)
         for axis in (axes.xaxis, axes.yaxis):
             large = max(map(abs, axis.get_view_interval())) >= 1e4
+            if axis.get_label_text() == "epoch":
+                axis.get_major_locator().set_params(integer=True)
             if large and isinstance(axis.get_major_formatter(), ScalarFormatter):
                 axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         out = StringIO()
@@ -250,7 +252,7 @@ def _signal_to_noise(decibels: Mapping[str, np.ndarray]) -> Figure:
         axes.axvline(0, color=INK, lw=0.9, ls="--")
         axes.set(xlabel="|mean| / standard deviation, dB", ylabel="share of weights")
         if len(decibels) <= 8:
-            axes.legend(fontsize=8, loc="upper left")
+            axes.legend(fontsize=8, loc="best")
 
     low = (everything < LOWEST).mean()
     return figure(
