@@ -241,6 +241,14 @@ def test_patience_ends_the_run() -> None:
     assert len(short) == epochs
 
 
+def test_patience_with_a_buffer_without_dimensions() -> None:
+    torch.manual_seed(0)
+    net = vp.variational(nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1)))
+    elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.FanIn(4.0), n_data=N)
+    vp.fit(elbo, (X, Y), epochs=3, validation=0.2, patience=2)
+    assert net[1].num_batches_tracked > 0
+
+
 def test_a_share_is_held_out_and_not_trained_on() -> None:
     train, held_out = batches.split((X, Y), 0.2, seed=1)
     assert len(train[0]) == 40
@@ -310,6 +318,16 @@ def test_weights_count_in_validation() -> None:
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         vp.fit(objective(), (X, Y), **options)
+
+
+def test_batches_without_targets_are_refused() -> None:
+    rows = [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)]
+    with pytest.raises(
+        TypeError, match=r"must be \(x, y\) or \(x, y, weight\), got keys x, y; .* collate_fn"
+    ):
+        vp.fit(objective(), DataLoader(rows, 10), epochs=1)  # type: ignore[arg-type, type-var]
+    with pytest.raises(TypeError, match="got Tensor"):
+        vp.fit(objective(), DataLoader(X, 10), epochs=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [40, 50])

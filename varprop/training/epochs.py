@@ -168,7 +168,7 @@ class Best:
 
 def _beside(replicas: Tensor, value: Tensor) -> Tensor:
     """A tensor with one entry for each replica, in a shape that broadcasts against the replicas' values."""
-    return replicas.view(*replicas.shape, *(1,) * (value.dim() - replicas.dim()))
+    return replicas.view((*replicas.shape, *(1,) * (value.dim() - replicas.dim())))
 
 
 def cosine(done: float) -> float:

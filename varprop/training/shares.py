@@ -7,7 +7,7 @@ every process as many rows as the others repeat some rows or drop them; here sha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
@@ -195,6 +195,12 @@ def _share(batch: Batch, rows: int, total: int, fabric: Fabric) -> Share:
 
 def _in_precision(fabric: Fabric, batch: Batch) -> Sequence[torch.Tensor]:
     """In the type that the fabric gives the parameters: predictions do not pass through its wrapper."""
+    if not isinstance(batch, Sequence) or len(batch) not in (2, 3):
+        got = f"keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+        raise TypeError(
+            f"fit: a loader's batches must be (x, y) or (x, y, weight), got {got}; give it a collate_fn that "
+            "makes them."
+        )
     converted: Sequence[torch.Tensor] = fabric.strategy.precision.convert_input(list(batch))
     return converted
 
