@@ -14,7 +14,7 @@ import pandas as pd
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import ScalarFormatter, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, ScalarFormatter, StrMethodFormatter
 
 from .numerals import plain
 
@@ -73,7 +73,7 @@ def figure(
         for axis in (axes.xaxis, axes.yaxis):
             large = max(map(abs, axis.get_view_interval())) >= 1e4
             if axis.get_label_text() == "epoch":
-                axis.get_major_locator().set_params(integer=True)
+                axis.set_major_locator(MaxNLocator("auto", integer=True))
             if large and isinstance(axis.get_major_formatter(), ScalarFormatter):
                 axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         out = StringIO()
