@@ -99,9 +99,25 @@ def test_moments_that_cannot_be_are_refused(method, options, message):
 def test_size_of_the_data_is_required_and_positive():
     with pytest.raises(TypeError, match="n_data"):
         vp.ELBO(network(), vp.VBP, likelihoods.Normal(), priors.Normal())
-    for n in (0, -5, math.nan):
+    for n in (0, -5, math.nan, "100", None):
         with pytest.raises(ValueError, match="n_data"):
             objective(network(), n_data=n)
+
+
+@pytest.mark.parametrize(
+    ("position", "part", "message"),
+    [
+        (1, "dvi", r"method must be a Method such as vp\.DVI, got 'dvi'"),
+        (2, likelihoods.Normal, r"likelihood must be a Likelihood such as vp\.likelihoods\.Normal\(\)"),
+        (3, priors.Normal, r"prior must be a Prior such as vp\.priors\.FanIn\(4\.0\)"),
+        (3, 4.0, "got 4.0"),
+    ],
+)
+def test_parts_of_another_type_are_refused(position: int, part: object, message: str):
+    parts = [network(), vp.VBP, likelihoods.Normal(), priors.Normal()]
+    parts[position] = part
+    with pytest.raises(TypeError, match=message):
+        vp.ELBO(*parts, n_data=10)
 
 
 def test_data_fit_sums_over_outputs_and_averages_over_data():

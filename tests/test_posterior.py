@@ -186,10 +186,14 @@ def test_parametrised_layers_keep_their_rule() -> None:
         (lambda: vp.variational(mlp(), where=lambda name, module: False), "no layer was chosen"),
         (lambda: vp.variational(mlp(), posterior="half"), "posterior must be"),
         (lambda: vp.variational(mlp(), init="xavier"), "init must be"),
+        (lambda: vp.variational(mlp(), logvar=math.inf), "logvar must be a finite number"),
+        (lambda: vp.variational(mlp(), logvar="full"), "logvar must be a finite number"),
+        (lambda: vp.variational(mlp(), where="0"), "where must be a function"),
+        (lambda: vp.variational(nn.Linear), "net must be an nn.Module, got <class"),
     ],
 )
 def test_wrong_input_is_one_sentence(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call()
 
 

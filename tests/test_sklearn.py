@@ -300,6 +300,14 @@ def test_parameters_are_checked_in_fit(options: dict[str, Any], message: str) ->
 # ------------------------------------------------------------------------------------------------------ folds
 
 
+@pytest.mark.parametrize("weight", [None, [1.0, 0.0]])
+def test_one_row_is_refused(weight: list[float] | None) -> None:
+    rows = slice(None, 1 if weight is None else 2)
+    model = BayesianMLPRegressor(epochs=1)
+    with pytest.raises(ValueError, match="One row"):
+        model.fit(np.eye(2)[rows], np.arange(2.0)[rows], sample_weight=weight)
+
+
 def test_every_row_is_predicted_by_the_members_that_have_not_seen_it() -> None:
     options = QUICK | {"folds": 3, "n_replicas": 2}
     model = BayesianMLPRegressor(**options).fit(X[TRAIN], Y[TRAIN])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from operator import itemgetter
 from typing import Literal, TypeAlias, get_args
 
@@ -74,6 +74,16 @@ class Terms:
         return sum((kl.sum() for kl in kls), torch.zeros_like(self.data_fit)) / self.f.shape[0]
 
 
+EXAMPLES = {"method": "vp.DVI", "likelihood": "vp.likelihoods.Normal()", "prior": "vp.priors.FanIn(4.0)"}
+
+
+def _check_parts(**parts: tuple[object, type]) -> None:
+    """Refuse a name, or a class that nobody has called."""
+    for name, (part, kind) in parts.items():
+        if not isinstance(part, kind):
+            raise TypeError(f"ELBO: {name} must be a {kind.__name__} such as {EXAMPLES[name]}, got {part!r}.")
+
+
 def split(x: Value, rows: int) -> list[Value]:
     """An input in parts of so many rows; an input without rows is one part.
 
@@ -123,9 +133,10 @@ class ELBO(nn.Module):
         moments: Moments = "independent",
     ) -> None:
         super().__init__()
-        if not n_data > 0:
+        _check_parts(method=(method, Method), likelihood=(likelihood, Likelihood), prior=(prior, Prior))
+        if not (isinstance(n_data, float | Real) and n_data > 0):
             raise ValueError(
-                f"ELBO: n_data is the size of the training set and must be positive, got {n_data}."
+                f"ELBO: n_data is the size of the training set and must be positive, got {n_data!r}."
             )
         if not (kl_z_weight >= 0 and math.isfinite(kl_z_weight)):
             raise ValueError(f"ELBO: kl_z_weight must be zero or more, got {kl_z_weight}.")

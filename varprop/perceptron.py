@@ -199,6 +199,10 @@ class BayesianMLP(Settings, Learned, Fitted):
         rows = Rows(X, y, weight) if counts.all() else Rows(X[counts], y[counts], weight[counts])
         if not len(rows):
             raise ValueError("All sample weights are zero; at least one row must count.")
+        if new and len(rows) < 2:
+            raise ValueError(
+                "One row (n_samples=1) says nothing about the spread of others; give two or more."
+            )
         if new:
             self._dtype = dtype or (torch.float32 if X.dtype == np.float32 else torch.float64)
             self.random_ = int(check_random_state(self.random_state).randint(2**31))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Literal, get_args
 
 import torch
@@ -51,6 +52,14 @@ def variational(
     >>> [name for name, _ in vp.posteriors(net)]
     ['0.weight', '2.weight']
     """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"variational: net must be an nn.Module, got {net!r}.")
+    if not (where is None or callable(where)):
+        raise TypeError(
+            f"variational: where must be a function of a layer's name and the layer, got {where!r}."
+        )
+    if not (isinstance(logvar, float | Real) and math.isfinite(logvar)):
+        raise ValueError(f"variational: logvar must be a finite number, got {logvar!r}.")
     if posterior not in get_args(Form):
         raise ValueError(
             f'variational: posterior must be "full", "factored" or "horseshoe", got {posterior!r}.'
