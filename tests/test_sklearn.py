@@ -424,6 +424,13 @@ def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
     np.testing.assert_array_equal(model.predict(X), before)
 
 
+def test_equal_targets_warn_of_nothing() -> None:
+    model = BayesianMLPRegressor(epochs=1, noise="constant", pieces=0, random_state=0)
+    mean, std = model.fit(X[:20], np.full(20, 7.1)).predict(X[:5], return_std=True)
+    assert np.abs(mean - 7.1).max() < 0.5
+    assert (std > 0).all()
+
+
 def test_heavy_tails_are_found() -> None:
     random = np.random.RandomState(0)
     x = random.uniform(-1, 1, (400, 1))
