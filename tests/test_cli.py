@@ -1,5 +1,6 @@
 """The command line: predictions from a table; every failure is one sentence and exit code 2."""
 
+import errno
 import json
 import re
 import shutil
@@ -10,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 from typer.testing import Result
 
 import varprop as vp
+from varprop.shell import one_sentence
 from varprop.table.messages import TableWarning
 from varprop.table.model import TableModel, train
 from varprop.table.target import TargetColumn
@@ -732,3 +735,14 @@ def test_a_failing_update_leaves_the_model(
         patched.setattr("os.replace", broken)
         fails("update", model, tmp_path / "new.csv", "--epochs", 1, saying="the loss is nan")
     assert unchanged()
+
+
+@pytest.mark.parametrize("name", [None, "model/weights"])
+def test_a_full_disk_is_one_sentence(name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    @one_sentence
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    with pytest.raises(typer.Exit):
+        full()
+    assert capsys.readouterr().err == f"varprop: {name + ': ' if name else ''}No space left on device.\n"

@@ -273,8 +273,8 @@ def test_partial_fit_of_classes(classifier: BayesianMLPClassifier) -> None:
     [
         ({"method": "mcmc"}, "method must be one of cvbp, vbp, dvi"),
         ({"epochs": 0}, "epochs must be a positive whole number, got 0"),
-        ({"lr": -1.0, "optimizer": "adam"}, "lr must be a positive number"),
-        ({"batch_size": 2.5, "optimizer": "adam"}, "batch_size must be a positive whole number"),
+        ({"lr": -1.0}, "lr must be a positive number"),
+        ({"batch_size": 2.5}, "batch_size must be a positive whole number"),
         ({"hidden_layer_sizes": (10, 0)}, "hidden_layer_sizes must be"),
         ({"hidden_layer_sizes": "many"}, "hidden_layer_sizes must be a positive whole number, got 'many'"),
         ({"n_replicas": 0}, "n_replicas must be"),

@@ -70,13 +70,12 @@ class Settings(BaseEstimator):  # type: ignore[misc]
 
     def _options(self, rows: int, folds: int) -> dict[str, Any]:
         """Of the trainer of folds."""
-        rounds = self._rounds(rows)
+        rounds, batch_size, rate = self._rounds(rows), self._batch_size(rows), self._rate(rows)
         if rounds is not None:
             return {"optimizer": "lbfgs", "epochs": rounds, "patience": self._patience}
-        batch_size = self._batch_size(rows)
         return {
             "epochs": self._epochs(rows, batch_size, folds),
-            "lr": self._rate(rows),
+            "lr": rate,
             "batch_size": batch_size,
             "schedule": "cosine",
             "patience": None if self.n_iter_no_change == "auto" else self._patience,

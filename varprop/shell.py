@@ -35,8 +35,8 @@ def one_sentence(function: Callable[P, None]) -> Callable[P, None]:
             if isinstance(error, BrokenPipeError):
                 raise
             message = error.refusal if isinstance(error, TableWarning) else str(error)
-            if isinstance(error, OSError) and error.filename:
-                message = f"{error.filename}: {error.strerror}."
+            if isinstance(error, OSError) and error.strerror:
+                message = ": ".join(filter(None, (error.filename, error.strerror))) + "."
             say(message.strip().splitlines()[0])
             raise typer.Exit(2) from None
 
