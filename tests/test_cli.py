@@ -327,7 +327,7 @@ def test_classes_that_are_unknown_or_one(place: Path, tmp_path: Path) -> None:
         "y",
         "--out",
         tmp_path / "m",
-        saying="column 'y' has 1 different values",
+        saying="column 'y' has 1 different value;",
     )
 
 

@@ -370,6 +370,18 @@ def test_a_failed_save_leaves_the_old_model(folder: Path, monkeypatch: pytest.Mo
     assert len(list(folder.iterdir())) == 2
 
 
+def test_a_failed_first_save_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: str, target: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(os, "replace", fail)
+    for folder in ("there/a/b", "there"):
+        with pytest.raises(OSError, match="No space"):
+            vp.save(objective(mlp()), tmp_path / folder)
+        assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+
+
 def test_a_save_leaves_other_files_alone(folder: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     vp.save(objective(mlp()), folder)

@@ -93,5 +93,5 @@ def test_values_that_the_target_cannot_have() -> None:
         TargetColumn(["y"]).values(pd.DataFrame({"y": ["1", None]}))
     with pytest.raises(TableError, match=r"'c' in row 0, a class that .* it knows 'a', 'b'\."):
         TargetColumn(["y"], ["a", "b"]).values(pd.DataFrame({"y": ["c"]}))
-    with pytest.raises(TableError, match="column 'y' has 1 different values"):
+    with pytest.raises(TableError, match="column 'y' has 1 different value;"):
         TargetColumn.fit(pd.DataFrame({"y": ["a", "a"]}), ["y"])

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from typing import IO
@@ -19,8 +19,9 @@ from numpy.typing import DTypeLike
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[IO[bytes]]:
-    """Write a file beside `path` and move it there once it is complete; on an error `path` is unchanged."""
+    """Write a file beside `path` and move it there once it is complete; an error leaves nothing behind."""
     path = Path(path)
+    new = [folder for folder in path.absolute().parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     # With the process in its name, so that two writers spoil nothing for each other.
     partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.partial")
@@ -34,6 +35,10 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+        if not path.exists():
+            with suppress(OSError):  # what somebody else has put there since stays
+                for folder in new:
+                    folder.rmdir()
 
 
 def discard_partials(path: str | Path) -> None:

@@ -46,8 +46,8 @@ class TargetColumn:
         classes = sorted(labels(column).unique(), key=_numerically)
         if not 2 <= len(classes) <= MOST_CLASSES:
             raise TableError(
-                f"column {column.name!r} has {len(classes)} different values; classification needs 2 to "
-                f"{MOST_CLASSES:,}."
+                f"column {column.name!r} has {len(classes)} different value{'s' * (len(classes) != 1)}; "
+                f"classification needs 2 to {MOST_CLASSES:,}."
             )
         return cls(tuple(names), classes)
 
