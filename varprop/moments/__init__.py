@@ -5,11 +5,13 @@ function and the density of the standard normal. Equation numbers refer to `docs
 """
 
 from .categorical import attend, log_softmax, margin, softmax
+from .gates import gate, gate_kl, gate_slope
 from .linear import FactoredWeight, Op, Outer, Weight, affine, average, mask, per_channel, product, square
 from .maxima import largest, maximum, strongest, winner
 from .normalisation import count, normalise, spread
-from .piecewise import RELU, Piecewise, Tail, anchor, anchored, gate, gate_kl, rectify, slope, tail
+from .piecewise import RELU, Piecewise
 from .positive import entry_variance, log_normal, log_normal_power, log_sum_exp
+from .rectified import Tail, anchor, anchored, rectify, slope, tail
 from .smooth import expectation, hermite, log_expectation_exp, quadrature, smooth_slope
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "expectation",
     "gate",
     "gate_kl",
+    "gate_slope",
     "hermite",
     "largest",
     "log_expectation_exp",

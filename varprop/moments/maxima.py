@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from ..gaussian import Gaussian
-from .piecewise import tail
+from .rectified import tail
 
 
 def winner(a: Gaussian, b: Gaussian) -> Gaussian:

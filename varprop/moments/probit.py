@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from ..gaussian import Gaussian, sqrt
-from .piecewise import rectify
+from .rectified import rectify
 
 REACH = 8.5
 """Standard deviations on each side of the mean that are integrated over."""

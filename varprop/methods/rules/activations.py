@@ -69,7 +69,7 @@ def _gate_slope(call: Call) -> Tensor | None:
     """The mean slope of the gates (Eq. 25)."""
     if not isinstance(call.x, Gaussian):
         return None
-    return moments.slope(call.x, _pieces(call.module, call.x), _sharpness(call.method))
+    return moments.gate_slope(call.x, _sharpness(call.method), _pieces(call.module, call.x))
 
 
 def _step_slope(call: Call) -> Tensor | None:
