@@ -12,6 +12,7 @@ from ..methods.base import Rule, Table
 from ..methods.rules.attention import scaled_dot_product
 from . import arithmetic, entries
 from .layer_forms import LAYER_FORMS
+from .normalisation import NORMALISING
 from .positive import POSITIVE
 from .steps import placed
 
@@ -35,6 +36,7 @@ TURNING = "flip roll rot90 fliplr flipud adjoint"
 
 FUNCTIONS: Table = {
     **LAYER_FORMS,
+    **NORMALISING,
     **POSITIVE,
     **dict.fromkeys((operator.add, operator.iadd), arithmetic.add),
     **dict.fromkeys((operator.sub, operator.isub), arithmetic.subtract),

@@ -1,27 +1,26 @@
 """Functions that are equivalent to a layer: the layer is built, and the method's rule for it applies.
 
-So no moment is written twice: F.relu follows the rule for nn.ReLU, and F.layer_norm that for nn.LayerNorm.
+So no moment is written twice: F.relu follows the rule for nn.ReLU.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import moments
-from ..gaussian import Activation, Gaussian, as_gaussian, move
-from ..methods.base import Call, Function, Method, NoRuleError, Rule, Table, Value, missing
+from ..gaussian import Activation, Gaussian, move
+from ..methods.base import Function, Method, NoRuleError, Rule, Table, Value, missing
 
 Build = Callable[..., nn.Module]
 """Builds the layer from the function's arguments, the input first."""
 
 
-def _form(build: Build, apply: Function | None = None, **facts: Value) -> Rule:
+def form(build: Build, apply: Function | None = None, **facts: Value) -> Rule:
     return Rule(apply or partial(_as_layer, build), "as its layer", layer=build, **facts)
 
 
@@ -53,13 +52,13 @@ def _named(names: str, **kinds: Build) -> Table:
     """Table entries for functions by name in torch.nn.functional and torch, and for their in-place forms."""
     rows: Table = {}
     for name, kind in kinds.items():
-        form = _form(partial(_layer, kind, names))
+        entry = form(partial(_layer, kind, names))
         for module in (F, torch):
             for spelling in (name, f"{name}_"):
                 function = getattr(module, spelling, None)
                 # Some functions of torch.nn.functional cannot be pickled; `in_torch` finds their names.
                 if function is not None and "<locals>" not in getattr(function, "__qualname__", ""):
-                    rows[function] = form
+                    rows[function] = entry
     return rows
 
 
@@ -140,151 +139,9 @@ def _prelu(method: Method, function: Function, x: Activation, weight: Tensor) ->
     return method(_prelu_layer(x, weight), x)
 
 
-def _layer_norm_layer(
-    x: Activation, normalized_shape: Value, weight: Value = None, bias: Value = None, eps: float = 1e-5
-) -> nn.Module:
-    return nn.LayerNorm(normalized_shape, eps, elementwise_affine=False)
-
-
-def _layer_norm(
-    method: Method,
-    function: Function,
-    x: Activation,
-    normalized_shape: Value,
-    weight: Value = None,
-    bias: Value = None,
-    eps: float = 1e-5,
-) -> Value:
-    return _scaled(method(_layer_norm_layer(x, normalized_shape, eps=eps), x), weight, bias)
-
-
-def _rms_norm_layer(
-    x: Activation, normalized_shape: Value, weight: Value = None, eps: float | None = None
-) -> nn.Module:
-    return nn.RMSNorm(normalized_shape, eps, elementwise_affine=False)
-
-
-def _rms_norm(
-    method: Method,
-    function: Function,
-    x: Activation,
-    normalized_shape: Value,
-    weight: Value = None,
-    eps: float | None = None,
-) -> Value:
-    return _scaled(method(_rms_norm_layer(x, normalized_shape, eps=eps), x), weight)
-
-
-def _unit_length_layer(
-    x: Activation, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
-) -> nn.Module:
-    return nn.RMSNorm(x.shape[dim], eps**2, elementwise_affine=False)
-
-
-def _unit_length(
-    method: Method,
-    function: Function,
-    x: Activation,
-    p: float = 2.0,
-    dim: int = 1,
-    eps: float = 1e-12,
-    out: None = None,
-) -> Value:
-    """F.normalize: x divided by its length, which is its root mean square times √n."""
-    if p != 2:
-        raise missing(method, function, f" with p={p}")
-    y = method(_unit_length_layer(x, p, dim, eps), move(lambda t: t.movedim(dim, -1), x))
-    return as_gaussian(y).times(x.shape[dim] ** -0.5).map(lambda t: t.movedim(-1, dim))
-
-
-def _group_norm_layer(
-    x: Activation, num_groups: int, weight: Value = None, bias: Value = None, eps: float = 1e-5
-) -> nn.Module:
-    return nn.GroupNorm(num_groups, x.shape[1], eps, affine=False)
-
-
-def _group_norm(
-    method: Method,
-    function: Function,
-    x: Activation,
-    num_groups: int,
-    weight: Value = None,
-    bias: Value = None,
-    eps: float = 1e-5,
-) -> Value:
-    return _by_channel(method(_group_norm_layer(x, num_groups, eps=eps), x), weight, bias)
-
-
-Statistics = Mapping[str, Value]
-"""The arguments of F.batch_norm or F.instance_norm after the input, in order, with their defaults."""
-
-
-def _with_statistics(
-    kinds: Mapping[int, Build], given: Statistics, x: Activation, *args: Value, **options: Value
-) -> nn.Module:
-    """Batch or instance normalisation by the given statistics or by those of the input."""
-    mean, var, _, _, training, momentum, eps = _filled(given, args, options).values()
-    layer = kinds[len(x.shape)](x.shape[1], eps, momentum, affine=False, track_running_stats=mean is not None)
-    if mean is not None:
-        layer.register_buffer("running_mean", mean)
-        layer.register_buffer("running_var", var)
-    return layer.train(training)
-
-
-def _normalised(
-    kinds: Mapping[int, Build],
-    given: Statistics,
-    method: Method,
-    function: Function,
-    x: Activation,
-    *args: Value,
-    **options: Value,
-) -> Value:
-    """Given statistics are updated in training, as those of the layer are."""
-    filled = _filled(given, args, options)
-    y = method(_with_statistics(kinds, given, x, *args, **options), x)
-    return _by_channel(y, filled["weight"], filled["bias"])
-
-
-def _unknown(call: Call) -> None:
-    """No gain: that of the layer would leave out the scale given to the function."""
-
-
-def _filled(given: Statistics, args: tuple[Value, ...], options: Mapping[str, Value]) -> dict[str, Value]:
-    return {**given, **dict(zip(given, args, strict=False)), **options}
-
-
-def _by_channel(x: Activation, *scale_and_shift: Activation | None) -> Activation:
-    shape = (-1, *(1,) * (len(x.shape) - 2))
-    return _scaled(x, *(None if t is None else move(lambda t: t.view(shape), t) for t in scale_and_shift))
-
-
-def _scaled(x: Activation, scale: Activation | None = None, shift: Activation | None = None) -> Activation:
-    y = as_gaussian(x if scale is None else moments.product(x, scale))
-    return y if shift is None else y.plus(shift)
-
-
-_TENSORS = dict.fromkeys(("running_mean", "running_var", "weight", "bias"))
-_RATES = {"momentum": 0.1, "eps": 1e-5}
-_BATCH = (
-    {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d},
-    {**_TENSORS, "training": False, **_RATES},
-)
-_INSTANCE = (
-    {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d},
-    {**_TENSORS, "use_input_stats": True, **_RATES},
-)
 LAYER_FORMS: Table = {
     **_NAMED,
-    F.interpolate: _form(_UPSAMPLE, _interpolate),
-    torch.prelu: _form(_prelu_layer, _prelu),
-    F.layer_norm: _form(_layer_norm_layer, _layer_norm),
-    F.rms_norm: _form(_rms_norm_layer, _rms_norm),
-    F.normalize: _form(_unit_length_layer, _unit_length),
-    F.group_norm: _form(_group_norm_layer, _group_norm),
-    F.batch_norm: _form(partial(_with_statistics, *_BATCH), partial(_normalised, *_BATCH), gain=_unknown),
-    F.instance_norm: _form(
-        partial(_with_statistics, *_INSTANCE), partial(_normalised, *_INSTANCE), gain=_unknown
-    ),
+    F.interpolate: form(_UPSAMPLE, _interpolate),
+    torch.prelu: form(_prelu_layer, _prelu),
 }
-"""Table entries for all functions that are equivalent to a layer."""
+"""Table entries for all functions that are equivalent to a layer, but for those that normalise."""
