@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 import varprop as vp
-from varprop.inspect.consistency import _at_prior
+from varprop.inspect.units import at_prior
 
 
 def trained(
@@ -174,7 +174,7 @@ def test_a_variance_is_at_the_prior_if_nothing_else_affects_it(prior):
         layer.weight.zero_()
         layer.weight_logvar.fill_(-1.386)
         layer.weight_logvar[1] = -20.0
-    assert _at_prior(prior, layer).tolist() == [True, False]
+    assert at_prior(prior, layer).tolist() == [True, False]
 
 
 def test_the_audit_does_not_change_the_objective():
