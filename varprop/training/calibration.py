@@ -19,9 +19,10 @@ from ..priors import Centred, Normal, Prior
 from ..randomisation import RANDOM_LAYERS, variational
 from .batches import Data, check_data, size
 from .epochs import summed
-from .loop import fit, validate
+from .loop import fit
 from .processes import one_device
 from .shares import Batches, batches
+from .trainer import validate
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -7,14 +7,13 @@ tensor with an entry for each replica.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..objectives import ELBO
 from ..predictive import Predictive
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 Noise: TypeAlias = Literal["running", "exact", "fixed"]
+"""When the likelihood's parameters are set: from an epoch as it ran, by a further pass, or never."""
 Record: TypeAlias = dict[str, float]
 """A row of the history."""
 SAMPLES = 32
@@ -186,56 +186,3 @@ def epoch_seed(seed: int, epoch: int) -> int:
     All bits of both numbers are mixed into 32, because a generator of the CPU uses no more of a seed.
     """
     return int(np.random.SeedSequence(seed % 2**64, spawn_key=(epoch,)).generate_state(1)[0])
-
-
-def check_options(
-    caller: str,
-    *,
-    whole: Mapping[str, int | None],
-    rates: Mapping[str, float | None],
-    noise: str,
-    kl_warmup: int,
-    validation: object,
-    patience: int | None,
-    seeds: Iterable[int],
-) -> None:
-    """Refuse options that training could not follow.
-
-    :param whole: options that are positive whole numbers, by name; None where one is not set.
-    :param rates: options that are positive numbers.
-    """
-    for name, value in {**whole, "patience": patience}.items():
-        if value is not None and not (isinstance(value, Integral) and value > 0):
-            raise ValueError(f"{caller}: {name} must be positive and a whole number, got {value!r}.")
-    for name, rate in rates.items():
-        if rate is not None and not (isinstance(rate, Real) and 0 < rate < math.inf):
-            raise ValueError(f"{caller}: {name} must be positive and finite, got {rate!r}.")
-    if not (isinstance(kl_warmup, Integral) and kl_warmup >= 0):
-        raise ValueError(
-            f"{caller}: kl_warmup must be a whole number of epochs, zero or more, got {kl_warmup!r}."
-        )
-    if noise not in get_args(Noise):
-        raise ValueError(f'{caller}: noise must be "running", "exact" or "fixed", got {noise!r}.')
-    if isinstance(validation, Real) and not 0 <= validation < 1:
-        raise ValueError(
-            f"{caller}: validation must be a share from 0 to below 1, or data, got {validation}."
-        )
-    if patience is not None and isinstance(validation, Real) and not validation:
-        raise ValueError(
-            f"{caller}: patience needs validation data; give `validation`, such as 0.1 or separate data."
-        )
-    for seed in seeds:
-        if not (isinstance(seed, Integral) and abs(seed) < 2**43):
-            raise ValueError(f"{caller}: a seed must be a whole number below 2**43, got {seed!r}.")
-
-
-def check_noiseless(caller: str, elbo: ELBO) -> None:
-    """Refuse an objective that samples to an optimiser that compares its values."""
-    method, dropout = elbo.method, nn.modules.dropout._DropoutNd
-    drops = any(isinstance(part, dropout) and part.p > 0 for part in elbo.net.modules())
-    # Methods with moments take dropout as variance; the plain network samples it.
-    source = method.name if method.samples else "Dropout" if method.deterministic and drops else None
-    if source:
-        raise ValueError(
-            f'{caller}: optimizer="lbfgs" needs an objective without noise, and {source} samples; use Adam.'
-        )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.strategy import Strategy
 
-    from .loop import Plan
+    from .plan import Plan
 
 Train: TypeAlias = "Callable[[Fabric, ELBO, Data, Plan], pd.DataFrame]"
 """Trains an objective in place and returns the history."""

@@ -27,14 +27,13 @@ from .epochs import (
     Noise,
     Record,
     Totals,
-    check_noiseless,
-    check_options,
     cosine,
     epoch_seed,
     kl_weight,
     log_likelihood,
     step,
 )
+from .plan import check_noiseless, check_options
 from .progress import Bar
 from .quasi_newton import WARM_UP, Rounds, take_step
 from .stack import Stack
