@@ -12,7 +12,8 @@ from pathlib import Path
 from torch import nn
 
 import varprop as vp
-from varprop.methods.base import Function, Kind, Rule, as_rule
+from varprop.methods.base import Function
+from varprop.methods.facts import Kind, Rule, as_rule
 from varprop.methods.rules import activations, attention, embedding, linear, normalisation, pooling, recurrent
 
 TITLES = {

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .. import moments
 from ..gaussian import Gaussian, as_gaussian, move
-from ..methods.base import Call, Function, Gain, Method, Value, missing, rule
+from ..methods.base import Call, Function, Gain, Method, Value, missing
+from ..methods.facts import rule
 from ..methods.noise import of_products, unexplained
 from .positive import quotient
 

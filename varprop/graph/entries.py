@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..gaussian import Activation, Gaussian, as_gaussian, mean_of, move
-from ..methods.base import Function, Method, Value, missing, rule
+from ..methods.base import Function, Method, Value, missing
+from ..methods.facts import rule
 from ..methods.noise import of_averages
 from .arithmetic import times
 

@@ -8,7 +8,7 @@ import operator
 import torch
 from torch.nn import functional as F
 
-from ..methods.base import Rule, Table
+from ..methods.facts import Rule, Table
 from ..methods.rules.attention import scaled_dot_product
 from . import arithmetic, entries
 from .layer_forms import LAYER_FORMS

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..gaussian import Activation, Gaussian, move
-from ..methods.base import Function, Method, NoRuleError, Rule, Table, Value, missing
+from ..methods.base import Function, Method, NoRuleError, Value, missing
+from ..methods.facts import Rule, Table
 
 Build = Callable[..., nn.Module]
 """Builds the layer from the function's arguments, the input first."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from .. import moments
 from ..gaussian import Activation, Gaussian, as_gaussian
-from ..methods.base import Function, Method, Rule, Table, Value
+from ..methods.base import Function, Method, Value
+from ..methods.facts import Rule, Table
 
 OfTwo = Callable[[Gaussian, Gaussian], Gaussian]
 Along = Callable[[Gaussian, int], Gaussian]

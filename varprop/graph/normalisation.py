@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from .. import moments
 from ..gaussian import Activation, as_gaussian, move
-from ..methods.base import Call, Function, Method, Rule, Table, Value, missing
+from ..methods.base import Call, Function, Method, Value, missing
+from ..methods.facts import Rule, Table
 from .layer_forms import form
 
 Given = Mapping[str, Value]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .. import moments
 from ..gaussian import Activation, Gaussian, as_gaussian
-from ..methods.base import Call, Function, Method, Rule, Table, Value, rule
+from ..methods.base import Call, Function, Method, Value
+from ..methods.facts import Rule, Table, rule
 from ..methods.noise import unexplained
 
 

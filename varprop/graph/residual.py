@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..gaussian import Gaussian, mean_of
-from ..methods.base import Call, Gain, Method, Rule, Value
+from ..methods.base import Call, Gain, Method, Value
+from ..methods.facts import Rule
 from ..posterior import Layer
 from .diagonals import Path, diagonal
 from .steps import Place, Ref, Step, filled, layer

@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..gaussian import Gaussian, mean_of
-from ..methods.base import NoRuleError, Operation, Value, is_foreign, is_torchs_own, row
+from ..methods.base import NoRuleError, Operation, Value
+from ..methods.keys import is_foreign, is_torchs_own, row
 from .record import record
 from .steps import Step, Values, replay, tensors_in
 from .trace import trace

@@ -14,18 +14,14 @@ from ..methods.base import (
     Method,
     NoRuleError,
     Operation,
-    Rule,
-    Table,
     Value,
-    as_rule,
     callable_of,
-    is_foreign,
     is_plain,
     is_random_value,
-    is_torchs_own,
     missing,
-    rule,
 )
+from ..methods.facts import Rule, Table, as_rule, rule
+from ..methods.keys import is_foreign, is_torchs_own
 from ..posterior import is_random, posteriors
 from . import residual
 from .functions import FUNCTIONS

@@ -17,7 +17,9 @@ from ..graph.residual import covariance
 from ..graph.steps import Place, Ref
 from ..graph.walk import graph_for, walk
 from ..methods import DVI
-from ..methods.base import Call, Kind, Method, NoRuleError, Value, is_random_value, row
+from ..methods.base import Call, Method, NoRuleError, Value, is_random_value
+from ..methods.facts import Kind
+from ..methods.keys import row
 from ..posterior import posteriors
 from .attribution import output_variance, variance_losses
 

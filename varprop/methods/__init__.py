@@ -1,6 +1,7 @@
 """How activations pass through a network: one table of rules for each method."""
 
-from .base import Call, Method, NoRuleError, Rule
+from .base import Call, Method, NoRuleError
+from .facts import Rule
 from .noise import unexplained
 from .tables import CVBP, DETERMINISTIC, DVI, EXACT, LOCAL_REPARAM, METHODS, MOMENTS, PBP, VBP, VRELU, vbp
 

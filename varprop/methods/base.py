@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
-from ..gaussian import Activation, Gaussian
+from ..gaussian import Gaussian
 from ..posterior import posteriors
+from .facts import Rule, Rules, as_rule
+from .keys import in_torch, row
 from .precision import in_single, needs_single
 
 if TYPE_CHECKING:
     from ..graph.steps import Place
-    from .noise import Noise
 
 Value: TypeAlias = Any
 """What a rule takes and returns: a Tensor, a Gaussian, a tuple of them, or any other value in a `forward`."""
@@ -34,112 +32,6 @@ Watch: TypeAlias = Callable[["Call"], Value]
 
 class NoRuleError(TypeError):
     """The method's table has no rule for an operation of the network."""
-
-
-class Kind(NamedTuple):
-    """How accurate a rule is, in a word, and its equation in docs/maths.md if it has one."""
-
-    word: str
-    equation: int | None = None
-
-    def __str__(self) -> str:
-        return self.word if self.equation is None else f"{self.word} (Eq. {self.equation})"
-
-
-@dataclass(frozen=True, eq=False)
-class Rule:
-    """How an activation passes through an operation, with everything the library needs to know about it.
-
-    A plain function in a table is treated as `Rule(function)`: it computes moments and states nothing else.
-
-    >>> def double(method, module, x): return x * 2.0
-    >>> rule = vp.Rule(double, kind="exact", gain=lambda call: 2.0)
-    """
-
-    apply: Function
-    """apply(method, operation, *inputs, **options) -> output, for a layer or a torch function."""
-    kind: str = "your own"
-    """"exact", "approximate", "sampled", ...: about this operation alone, given independent inputs."""
-    equation: int | None = None
-    gain: Callable[[Call], Gain | nn.Module | tuple[Gain, Gain] | None] | None = None
-    """E[∂y/∂x] of each entry, so that Cov(y, x) = gain · Var[x] (Eq. 25).
-
-    It is an elementwise gain, a layer whose mean matrix is the gain, a pair for the two terms of a sum, or
-    None if it is unknown. Residual sums and `vp.correlated` use it."""
-    noise: Callable[[Noise, Call], Gaussian] | None = None
-    """Returns the output with the noise that the operation adds to the first-order variance of
-    `vp.correlated` (Eq. 30)."""
-    knots: Callable[[nn.Module], Sequence[float]] | None = None
-    """Where a piecewise-linear activation changes slope: each knot is a gate of VBP."""
-    layer: Callable[..., nn.Module] | None = None
-    """For a function: layer(x, *args, **options) builds the equivalent layer, whose rule then applies."""
-    takes_independent: bool = False
-    """Whether two random operands are assumed independent; the rule is approximate where they are not."""
-    container: bool = False
-    """Whether a graph shows the parts of the module instead of the module itself."""
-
-    def __reduce__(self) -> tuple[Callable[..., Rule], tuple[Value, ...]]:
-        """Pickle a decorated rule by its name, as functions are pickled, and any other rule by its fields.
-
-        The name of a decorated function is that of its rule, so a changed copy refers to the original.
-        """
-        facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        home = getattr(self.apply, "rule_of", None)
-        original = None if home is None else getattr(sys.modules[home[0]], home[1], None)
-        if home is not None and original is self:
-            return _by_name, home
-        if isinstance(original, Rule) and original.apply is facts.pop("apply"):
-            return _changed, (original, facts)
-        return Rule, tuple(getattr(self, name) for name in self.__dataclass_fields__)
-
-
-Table: TypeAlias = dict[Key, Rule]
-Rules: TypeAlias = Mapping[Any, Rule | Function]
-"""A table as users write it: any subset of the keys, and plain functions as rules."""
-
-
-def _by_name(module: str, name: str) -> Rule:
-    __import__(module)
-    found: Rule = getattr(sys.modules[module], name)
-    return found
-
-
-def _changed(original: Rule, facts: Mapping[str, Value]) -> Rule:
-    return replace(original, **facts)
-
-
-def rule(kind: str, equation: int | None = None, **facts: Value) -> Callable[[Function], Rule]:
-    """Decorator that turns a function into a Rule with these facts.
-
-    >>> @rule("exact", equation=1)
-    ... def passed(method, module, x):
-    ...     return x
-    >>> passed.kind
-    'exact'
-    """
-
-    def decorated(apply: Function) -> Rule:
-        apply.__dict__["rule_of"] = apply.__module__, apply.__qualname__
-        return Rule(apply, kind, equation, **facts)
-
-    return decorated
-
-
-def on_random(kind: str, equation: int | None = None, **facts: Value) -> Callable[[Function], Rule]:
-    """Decorator like `rule` for a layer without weights: on a deterministic input the layer itself runs."""
-
-    def decorated(apply: Function) -> Rule:
-        @wraps(apply)
-        def guarded(method: Method, module: nn.Module, x: Activation) -> Activation:
-            return apply(method, module, x) if isinstance(x, Gaussian) else module(x)
-
-        return rule(kind, equation, **facts)(guarded)
-
-    return decorated
-
-
-def as_rule(entry: Rule | Function) -> Rule:
-    return entry if isinstance(entry, Rule) else Rule(entry)
 
 
 @dataclass(frozen=True)
@@ -290,46 +182,6 @@ def callable_of(operation: Operation, args: tuple[Value, ...]) -> Function:
     return method
 
 
-_TORCH = dict(vars(torch))
-"""The functions of torch as the tables know them; other packages may exchange some for their own later."""
-
-
-def in_torch(function: Function | str) -> Function | None:
-    """The function of `torch` with the same name as a tensor method or a function such as F.max_pool2d."""
-    if isinstance(function, str):
-        return _TORCH.get(function)
-    if isinstance(function, torch._ops.OpOverload):
-        return _TORCH.get(function._opname)
-    inside = str(getattr(function, "__module__", None)).startswith("torch.")
-    return _TORCH.get(function.__name__) if inside else None
-
-
-def row(keys: Container[object], module: nn.Module) -> type[nn.Module] | None:
-    """The key that applies to a module: its own type, or a base class whose `forward` it inherits."""
-    kind = type(module)
-    for base in kind.__mro__:
-        if base in keys and (base is nn.Module or getattr(base, "forward", None) is kind.forward):
-            return base
-    return None
-
-
-def is_torchs_own(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.")
-
-
-def is_foreign(operation: object) -> bool:
-    """Whether an operation is a function, or a class that is called, from neither torch nor Python."""
-    home = str(getattr(operation, "__module__", None)).partition(".")[0]
-    is_layer = isinstance(operation, nn.Module) or (
-        isinstance(operation, type) and issubclass(operation, nn.Module)
-    )
-    return (
-        callable(operation)
-        and not is_layer
-        and home not in ("torch", "_operator", "builtins", "math", "None")
-    )
-
-
 def missing(method: Method, operation: Operation, detail: str = "") -> NoRuleError:
     """The error for an operation without a rule: it names the operation and shows how to add a rule."""
     if isinstance(operation, nn.Module):
@@ -345,13 +197,6 @@ def missing(method: Method, operation: Operation, detail: str = "") -> NoRuleErr
         f"{method.name} has no rule for {name}{detail}; add one with `method | {{{key}: rule}}`, "
         f"where rule(method, {arguments}) returns the output as a Tensor or a Gaussian."
     )
-
-
-@rule("one by one", container=True)
-def sequential(method: Method, module: nn.Sequential | nn.ModuleList, x: Activation) -> Activation:
-    for child in module:
-        x = method(child, x)
-    return x
 
 
 def arguments(x: Value) -> tuple[tuple[Value, ...], dict[str, Value]]:

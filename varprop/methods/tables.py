@@ -17,7 +17,9 @@ from ..gaussian import Activation, Gaussian
 from ..graph.maxima import anchored_larger, anchored_largest, maxima_by
 from ..graph.walk import NETWORKS, walk
 from ..posterior import Layer, fan_in, posteriors
-from .base import Method, NoRuleError, Rule, Table, Value, is_torchs_own, rule, sequential
+from .base import Method, NoRuleError, Value
+from .facts import Rule, Table, rule
+from .keys import is_torchs_own
 from .noise import of_weights
 from .rules.activations import ACTIVATIONS, anchored, gated, piecewise_by, rectified
 from .rules.attention import ATTENTION
@@ -27,6 +29,14 @@ from .rules.normalisation import NORMALISATION
 from .rules.pooling import POOLING, anchored_pool, clark_pool, max_pools_by, winner_pool
 from .rules.recurrent import RECURRENT
 from .rules.shape import SHAPE
+
+
+@rule("one by one", container=True)
+def sequential(method: Method, module: nn.Sequential | nn.ModuleList, x: Activation) -> Activation:
+    for child in module:
+        x = method(child, x)
+    return x
+
 
 CONTAINERS: Table = {nn.Sequential: sequential, nn.ModuleList: sequential}
 LAYERS: Table = LINEAR | EMBEDDING | ACTIVATIONS | POOLING | SHAPE | NORMALISATION | ATTENTION | RECURRENT

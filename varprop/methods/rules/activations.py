@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ... import moments
 from ...gaussian import Gaussian
 from ...posterior import Layer
-from ..base import Call, Method, Rule, Table, on_random
+from ..base import Call, Method
+from ..facts import Rule, Table, on_random
 from ..noise import unexplained
 
 PIECEWISE = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Softshrink)

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from ... import moments
 from ...gaussian import Activation, Gaussian, as_gaussian, mean_of, move
 from ...posterior import Layer, random_tensor
-from ..base import Function, Method, NoRuleError, Table, Value, is_plain, rule
+from ..base import Function, Method, NoRuleError, Value, is_plain
+from ..facts import Table, rule
 
 # -------------------------------------------------------------------------------------------------- attention
 

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from ...gaussian import Activation, Gaussian
 from ...posterior import Layer
-from ..base import Method, Table, missing, rule
+from ..base import Method, missing
+from ..facts import Table, rule
 
 
 @rule("exact")

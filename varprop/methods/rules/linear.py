@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from ... import moments
 from ...gaussian import Activation, as_gaussian, move
 from ...posterior import Layer, random_bias, random_weight
-from ..base import Call, Method, Table, rule
+from ..base import Call, Method
+from ..facts import Table, rule
 from ..noise import of_weights
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from ... import moments
 from ...gaussian import Gaussian, sqrt
 from ...posterior import Layer
-from ..base import Call, Method, Table, on_random
+from ..base import Call, Method
+from ..facts import Table, on_random
 
 
 def _channels(x: Gaussian) -> tuple[int, ...]:

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from ... import moments
 from ...gaussian import Activation, Gaussian, mean_of
 from ...posterior import Layer
-from ..base import Method, NoRuleError, Rule, Table, on_random, rule
+from ..base import Method, NoRuleError
+from ..facts import Rule, Table, on_random, rule
 from ..noise import of_averages
 
 AVERAGE_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from ... import moments
 from ...gaussian import Activation, Gaussian, as_gaussian
 from ...posterior import Layer, random_tensor
-from ..base import Method, NoRuleError, Table, Value, is_plain, rule
+from ..base import Method, NoRuleError, Value, is_plain
+from ..facts import Table, rule
 
 State = tuple[Gaussian, ...]
 _RELU = nn.ReLU()

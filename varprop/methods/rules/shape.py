@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from ... import moments
 from ...gaussian import Activation, Gaussian, move
 from ...posterior import Layer
-from ..base import Call, Method, Table, on_random, rule
+from ..base import Call, Method
+from ..facts import Table, on_random, rule
 
 MOVES = (
     *(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Unfold),
