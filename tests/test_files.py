@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.io import files as modelfile
-from varprop.io.description import LAYERS, describe_method, describe_net, make_net
+from varprop.io.objective import LAYERS, describe_method, describe_net, make_net
 from varprop.methods.rules.shape import moved
 from varprop.table.model import TableModel
 

@@ -19,15 +19,8 @@ from ..methods import Method
 from ..model import Fitted
 from ..objectives import ELBO
 from ..priors import Prior
-from .description import (
-    Description,
-    Given,
-    ModelFileError,
-    describe_objective,
-    make_estimator,
-    make_objective,
-    make_table,
-)
+from .description import ModelFileError, make_estimator, make_table
+from .objective import Description, Given, describe_objective, make_objective
 from .storage import discard_remains, replacing
 
 FORMAT = 4

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..inspect.consistency import Audit
 from ..io import files
-from ..io.description import Description
+from ..io.objective import Description
 from ..model import Classes, Fitted, Model, Numbers, Standardise
 from ..objectives import ELBO
 from ..perceptron import BayesianMLP
