@@ -32,6 +32,7 @@ import varprop as vp
 from varprop.predictive import ClassPredictive, concatenate
 
 from . import cells, data, tables
+from .lenets import narrow
 from .operators import declare_torchvision
 
 Rows = tuple[Tensor, Tensor]
@@ -69,12 +70,10 @@ def perceptron() -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 
 
-def lenet() -> nn.Sequential:
-    convolutions = nn.Conv2d(1, 16, 5, 2), nn.ReLU(), nn.Conv2d(16, 32, 5, 2), nn.ReLU(), nn.Flatten()
-    return nn.Sequential(*convolutions, nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 10))
-
-
-TASKS = {"digits": Task(digits, perceptron, 500), "FashionMNIST": Task(fashion, lenet, 20)}
+TASKS = {
+    "digits": Task(digits, perceptron, 500),
+    "FashionMNIST": Task(fashion, partial(narrow, 16, 32, 128), 20),
+}
 
 
 def train(net: nn.Module, rows: Rows, epochs: int) -> None:

@@ -28,6 +28,7 @@ from varprop.posterior import draw
 from varprop.predictive import ClassPredictive, concatenate
 
 from . import cells, data, table1
+from .lenets import narrow
 from .tables import markdown
 
 REGRESSION = {
@@ -64,17 +65,7 @@ def away(row: str, name: str, epochs: int | None) -> list[dict[str, Any]]:
 def lenet(seed: int) -> nn.Sequential:
     """The paper's strided LeNet at a fifth of its width."""
     torch.manual_seed(seed)
-    net = nn.Sequential(
-        nn.Conv2d(1, 10, 5, 2),
-        nn.ReLU(),
-        nn.Conv2d(10, 20, 5, 2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(320, 100),
-        nn.ReLU(),
-        nn.Linear(100, 10),
-    )
-    return vp.variational(net, init="he")
+    return vp.variational(narrow(10, 20, 100), init="he")
 
 
 def images(kind: str, row: str, epochs: int, seed: int, rows: int | None) -> dict[str, Any]:

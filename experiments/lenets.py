@@ -1,4 +1,4 @@
-"""The networks of Table 2 (appendix B.3 of the paper): LeNets with strides, and the same with pooling."""
+"""LeNets: those of Table 2 (appendix B.3 of the paper), the same with pooling, and narrower ones."""
 
 from __future__ import annotations
 
@@ -24,6 +24,18 @@ def lenet(channels: int, classes: int, pooled: bool = False) -> nn.Sequential:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     return net
+
+
+def narrow(first: int, second: int, hidden: int) -> nn.Sequential:
+    """LeNet-small with so many channels and hidden units; weights as torch draws them."""
+    return nn.Sequential(
+        *_reduced(1, first, pooled=False),
+        *_reduced(first, second, pooled=False),
+        nn.Flatten(),
+        nn.Linear(16 * second, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, 10),
+    )
 
 
 def _reduced(inputs: int, outputs: int, pooled: bool) -> list[nn.Module]:
