@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vjp
+from torch.nn import functional as F
 
 from ..gaussian import Gaussian
 
@@ -45,32 +46,35 @@ def quadrature(g: Callable[[Tensor], Tensor], x: Gaussian) -> Gaussian:
 
 def _moments(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tensor]:
     """From the deviations of the values from one of them, which are exactly zero if x has no variance."""
-    if _at_once(x):
-        values, weights = _at_nodes(g, x)
-        centre = values[NODES // 2]
-        apart = values - centre
-        mean = torch.tensordot(weights.flatten(), apart, 1)
-        return centre + mean, torch.tensordot(weights.flatten(), (apart - mean).square(), 1)
-    std, middle = x.std, _RULES[NODES][0][NODES // 2]
-    centre = g(x.mean + std * middle)
-    mean, second_moment = torch.zeros_like(centre), torch.zeros_like(centre)
-    for node, weight in _pairs():
-        apart = g(torch.add(x.mean, std, alpha=node)) - centre
-        mean.add_(apart, alpha=weight)
-        second_moment.add_(apart.square(), alpha=weight)
-    return centre + mean, second_moment.sub_(mean.square()).relu_()
+    m, s = x.mean, x.std
+    nodes, weights = hermite(x)
+    centre = g(torch.addcmul(m, s, nodes[NODES // 2]))
+
+    def deviations(z: Tensor) -> tuple[Tensor, Tensor]:
+        apart = g(torch.addcmul(m, s, z)) - centre
+        return apart, apart.square()
+
+    (mean,), (second_moment,) = _sums(deviations, nodes, weights.view(1, -1), x)
+    return centre + mean, F.relu(second_moment - mean.square())
 
 
-def _at_once(x: Gaussian) -> bool:
-    """Whether to compute the values at all nodes at once: in a graph, or if a cache holds them."""
-    return torch.compiler.is_compiling() or NODES * x.mean.numel() <= BLOCK
+def _sums(
+    terms: Callable[[Tensor], Sequence[Tensor]], nodes: Tensor, weights: Tensor, x: Gaussian
+) -> Sequence[Sequence[Tensor]]:
+    """Σ_k w_k t(z_k) over the nodes, for each of the terms t(z) and for each row w of weights.
 
-
-def _pairs() -> Iterator[tuple[float, float]]:
-    """Nodes and weights one by one."""
-    nodes, weights = _RULES[NODES]
-    total = sum(weights)
-    return ((node, weight / total) for node, weight in zip(nodes, weights, strict=True))
+    The terms are computed at all nodes at once in a graph, or if a cache holds them, else node by node.
+    """
+    if torch.compiler.is_compiling() or NODES * x.mean.numel() <= BLOCK:
+        return [torch.tensordot(weights, term, 1).unbind() for term in terms(nodes)]
+    totals: list[list[Tensor]] = []
+    for node, of_node in zip(nodes, weights.T, strict=True):
+        found = terms(node)
+        totals = totals or [[torch.zeros_like(term) for _ in weights] for term in found]
+        for rows, term in zip(totals, found, strict=True):
+            for total, weight in zip(rows, of_node, strict=True):
+                total.addcmul_(term, weight)
+    return totals
 
 
 def _is_fixed(g: object) -> bool:
@@ -114,38 +118,32 @@ class _Quadrature(torch.autograd.Function):
             if ctx.slopes is None:  # several outputs go back through one pass in `vp.correlated`
                 ctx.slopes = _slopes(ctx.g, *ctx.saved_tensors)
             slopes = ctx.slopes
-        pairs = zip((to_mean, to_var), slopes, strict=True)
-        to_m, to_v = sum(to * of for to, of in pairs if to is not None)  # type: ignore[misc]
-        return None, to_m, to_v
+        given = to_mean, to_var
+        to_m, to_v = (
+            sum(to * slope for to, slope in zip(given, by, strict=True) if to is not None)
+            for by in zip(*slopes, strict=True)
+        )
+        return None, to_m, to_v  # type: ignore[return-value]
 
 
-def _slopes(g: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the mean, and of the variance, by m and by v, which are stacked in front."""
+Slopes = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _slopes(g: Callable[[Tensor], Tensor], m: Tensor, v: Tensor, mean: Tensor) -> Slopes:
+    """Of the mean, and of the variance, each by m and by v."""
     x = Gaussian.of(m, v)
-    std, writes = x.std, getattr(g, "inplace", False)
+    s, writes = x.std, getattr(g, "inplace", False)
+    nodes, weights = hermite(x)
 
-    def at(t: Tensor) -> tuple[Tensor, Tensor]:
-        values, pull = vjp(lambda t: g(t.clone() if writes else t), t)[:2]
-        return values, pull(torch.ones_like(values))[0]
+    def terms(z: Tensor) -> tuple[Tensor, Tensor]:
+        values, pull = vjp(lambda t: g(t.clone() if writes else t), torch.addcmul(m, s, z))[:2]
+        (slope,) = pull(torch.ones_like(values))
+        return slope, (values - mean) * slope
 
-    if torch.is_grad_enabled() or _at_once(x):
-        nodes, weights = hermite(x)
-        values, slopes = at(m + std * nodes)
-        moves = torch.stack([weights.flatten(), (weights * nodes).flatten()])  # by the mean, and by the std
-        of_mean = torch.tensordot(moves, slopes, 1)
-        of_var = torch.tensordot(2 * moves, (values - mean) * slopes, 1)
-    else:
-        of_mean, of_var = torch.zeros_like(torch.stack([m, m])), torch.zeros_like(torch.stack([m, m]))
-        for node, weight in _pairs():
-            values, slopes = at(torch.add(m, std, alpha=node))
-            of_mean[0].add_(slopes, alpha=weight)
-            of_mean[1].add_(slopes, alpha=weight * node)
-            apart = (values - mean).mul_(slopes)
-            of_var[0].add_(apart, alpha=2 * weight)
-            of_var[1].add_(apart, alpha=2 * weight * node)
-    by_v = torch.where(v > 0, 0.5 / torch.where(v > 0, std, 1.0), 0.0)  # ds/dv
-    units = torch.stack([torch.ones_like(by_v), by_v])
-    return units * of_mean, units * of_var
+    moves = torch.stack([weights.flatten(), (weights * nodes).flatten()])  # of x, by the mean and by the std
+    (mean_by_m, mean_by_s), (half_by_m, half_by_s) = _sums(terms, nodes, moves, x)
+    by_v = torch.where(v > 0, 0.5 / torch.where(v > 0, s, 1.0), 0.0)  # ds/dv
+    return (mean_by_m, by_v * mean_by_s), (2 * half_by_m, 2 * by_v * half_by_s)
 
 
 def smooth_slope(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
@@ -154,13 +152,10 @@ def smooth_slope(g: Callable[[Tensor], Tensor], x: Gaussian) -> Tensor:
     Standard deviations below 0.01 are raised to 0.01, because rounding errors would dominate the quotient.
     """
     s = x.std.clamp(min=0.01)
-    if torch.is_grad_enabled() or _at_once(x):
-        nodes, weights = hermite(x)
-        return (weights * nodes * g(x.mean + s * nodes)).sum(0) / s
-    total = torch.zeros_like(s)
-    for node, weight in _pairs():
-        total.add_(g(torch.add(x.mean, s, alpha=node)), alpha=weight * node)
-    return total.div_(s)
+    nodes, weights = hermite(x)
+    moves = (weights * nodes).view(1, -1)
+    ((by_s,),) = _sums(lambda z: (g(torch.addcmul(x.mean, s, z)),), nodes, moves, x)
+    return by_s / s
 
 
 def _at_nodes(g: Callable[[Tensor], Tensor], x: Gaussian) -> tuple[Tensor, Tensor]:
