@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -16,6 +14,7 @@ import typer
 
 from .shell import (
     SHOWN,
+    Rows,
     check_free,
     check_model,
     check_table,
@@ -23,19 +22,14 @@ from .shell import (
     places,
     print_table,
     progress,
-    say,
     shown,
     told,
 )
-from .table.messages import TableError, TableWarning
+from .table.messages import TableError
 from .table.task import Task
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from .table.model import TableModel
-    from .table.sampling import Sample
-    from .table.scores import Scores
 
 P = ParamSpec("P")
 app = typer.Typer(
@@ -194,19 +188,9 @@ def fit(
     header = check_table(data, (*target, *ignored, *kept))
     if header and not set(header) - {*target, *ignored}:
         raise TableError("every column besides the target is ignored; nothing is left to predict it from.")
-    from .table import model as tabular
-    from .table.cache import LongTable
-    from .table.layout import check_present
-    from .table.reading import chunks
-    from .table.target import TargetColumn, with_target
+    from .fitting import fitted
 
     began = time.perf_counter()
-    sample = _sample(chunks(data), data, target, seed)
-    table = sample.table
-    check_present(data, list(table.columns), (*target, *ignored, *kept))
-    complete = with_target(table.drop(columns=ignored), target, task)
-    _say_left_out(table, complete)
-    column = TargetColumn.fit(complete, target, task)
     options: dict[str, Any] = {
         "method": method.value,
         "hidden_layer_sizes": hidden_layer_sizes,
@@ -215,40 +199,33 @@ def fit(
         "epochs": epochs or "auto",
         "devices": devices,
         "random_state": seed,
+        "balanced": class_weight is ClassWeight.balanced,
         "verbose": not quiet and sys.stderr.isatty(),
     }
     if prior is not None:
         options["prior"] = prior
-    if column.classes is None:
-        options |= {"noise": noise.value, "pieces": pieces_of_columns}
-    options |= {"balanced": class_weight is ClassWeight.balanced, "keep": kept}
-    training, held_out = tabular.split(complete, column, holdout, seed)
-    whole = None if sample.is_whole else LongTable(data, sample.rows, held_out.index)
-    model = tabular.train(training, column, whole=whole, say=say, **options)
-    rows: dict[str, str | tuple[str, str]] = {
-        "table": f"{(len(complete) if sample.is_whole else sample.rows):,} rows, "
-        f"{len(model.types)} columns used",
-        "task": "regression" if column.classes is None else f"classification, {len(column.classes)} classes",
-    }
-    judged: dict[str, str | tuple[str, str]] = {}
-    heads: tuple[str, ...] = ()
-    if len(held_out):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TableWarning)
-            found = model.scores(held_out)
-        heads, judged = _compared(model, found, "held out: ")
-        if refit:
-            whole = None if whole is None else replace(whole, without=held_out.index[:0])
-            model = tabular.train(complete, column, whole=whole, **options)
-    elif model.out_of_fold is not None:
-        heads, judged = _compared(model, model.out_of_fold, "out of fold: ")
-    model.save(out)
-    rows |= {
-        "method": f"{method.value}, {len(model.model.members)} networks, {len(model.history)} epochs",
-        **model.choices,
+    judged = fitted(
+        data,
+        target,
+        task,
+        options,
+        of_numbers={"noise": noise.value, "pieces": pieces_of_columns},
+        ignore=ignored,
+        keep=kept,
+        holdout=holdout,
+        refit=refit,
+        seed=seed,
+    )
+    trained, classes = judged.model, judged.model.target.classes
+    trained.save(out)
+    rows: Rows = {
+        "table": f"{judged.rows:,} rows, {len(trained.types)} columns used",
+        "task": "regression" if classes is None else f"classification, {len(classes)} classes",
+        "method": f"{method.value}, {len(trained.model.members)} networks, {len(trained.history)} epochs",
+        **trained.choices,
         "time": f"{time.perf_counter() - began:.1f} s",
     }
-    print_table(f"{column.name} → {out}", rows | judged, heads)
+    print_table(f"{trained.target.name} → {out}", rows | judged.scores, judged.heads)
 
 
 @command
@@ -299,12 +276,13 @@ def predict(
 def evaluate(model: Model, data: Data, strict: Strict = False) -> None:
     """Measure a model on a table that has the target column, and audit it on the first 1,000 rows."""
     check_table(data, check_model(model, with_target=True))
+    from .judging import compared, judges
     from .posterior import posteriors
 
     loaded = _load(model)
     with told(strict):
-        complete = _judges(loaded, data)
-        heads, rows = _compared(loaded, loaded.scores(complete))
+        complete = judges(loaded, data)
+        heads, rows = compared(loaded, loaded.scores(complete))
         if next(posteriors(loaded.model.elbo.net), None) is not None:
             rows["audit"] = loaded.audit(complete[:1000]).verdict
     print_table(f"{model} on {data}", rows, heads)
@@ -329,18 +307,19 @@ def update(
     """
     check_table(data, check_model(model, with_target=True))
     check_free(model / "model.json", overwrite=True)
+    from .judging import judges
     from .table.reading import chunks
 
     loaded = _load(model)
     with told(strict):
-        complete = _judges(loaded, data)
+        complete = judges(loaded, data)
         before = loaded.scores(complete)
         verbose = not quiet and sys.stderr.isatty()
         parts = chunks(data, loaded.types_with_target)
         updated = loaded.updated(parts, epochs=epochs or "auto", verbose=verbose)
         after = updated.scores(complete)
     updated.save(model)
-    rows: dict[str, str | tuple[str, str]] = {"rows used": f"{updated.rows - loaded.rows:,.0f}"}
+    rows: Rows = {"rows used": f"{updated.rows - loaded.rows:,.0f}"}
     rows |= {name: (shown(value), shown(after[name][0])) for name, (value, _) in before.items()}
     print_table(f"{model} with {data}", rows, ("before", "after"))
 
@@ -356,11 +335,12 @@ def report(
     """Write one HTML page with figures of how a model does on a table that has the target column."""
     check_free(out, overwrite)
     check_table(data, check_model(model, with_target=True))
+    from .judging import judges
     from .reporting import report as write
 
     loaded = _load(model)
     with told(strict):
-        table = _judges(loaded, data)
+        table = judges(loaded, data)
         write(loaded, table[list(loaded.types)], loaded.truth(table), out)
     typer.echo(out)
 
@@ -380,25 +360,10 @@ def export(
     check_free(out, overwrite)
     check_model(model)
     from .io.program import export_onnx
-    from .table.kinds import Date
 
     loaded = _load(model)
     export_onnx(loaded, out)
-    rows: dict[str, str | tuple[str, str]] = {}
-    numbers, categories = loaded.encoder.numbers, loaded.encoder.categories
-    if len(numbers) > SHOWN:
-        rows[f"x[:, :{len(numbers)}]"] = f"{places([n.name for n in numbers])}: numbers, NaN if missing"
-    else:
-        for i, number in enumerate(numbers):
-            what = "days since 1970-01-01" if isinstance(number, Date) else "a number"
-            rows[f"x[:, {i}]  {number.name}"] = f"{what}, NaN if missing"
-    for i, category in enumerate(categories, len(numbers)):
-        rows[f"x[:, {i}]  {category.name}"] = f"{places(category.categories)}, -1 any other"
-    outputs = "mean, variance, epistemic, aleatoric"
-    if loaded.target.classes is not None:
-        outputs = f"probabilities ({places(loaded.target.classes)}), entropy, mutual_information"
-    rows[f"outputs for {loaded.target.name}"] = outputs
-    print_table(f"{model} → {out}", rows)
+    print_table(f"{model} → {out}", _inputs_and_outputs(loaded))
 
 
 @command
@@ -421,6 +386,27 @@ def _load(folder: Path) -> TableModel:
     return TableModel.load(folder)
 
 
+def _inputs_and_outputs(model: TableModel) -> Rows:
+    """What each column of an exported graph's input holds, and what the graph returns."""
+    from .table.kinds import Date
+
+    rows: Rows = {}
+    numbers, categories = model.encoder.numbers, model.encoder.categories
+    if len(numbers) > SHOWN:
+        rows[f"x[:, :{len(numbers)}]"] = f"{places([n.name for n in numbers])}: numbers, NaN if missing"
+    else:
+        for i, number in enumerate(numbers):
+            what = "days since 1970-01-01" if isinstance(number, Date) else "a number"
+            rows[f"x[:, {i}]  {number.name}"] = f"{what}, NaN if missing"
+    for i, category in enumerate(categories, len(numbers)):
+        rows[f"x[:, {i}]  {category.name}"] = f"{places(category.categories)}, -1 any other"
+    outputs = "mean, variance, epistemic, aleatoric"
+    if model.target.classes is not None:
+        outputs = f"probabilities ({places(model.target.classes)}), entropy, mutual_information"
+    rows[f"outputs for {model.target.name}"] = outputs
+    return rows
+
+
 def _pieces(given: str) -> int | str:
     if given != "auto" and not given.isdecimal():
         raise TableError(f"--pieces must be auto or a whole number such as 8, got {given!r}.")
@@ -434,43 +420,3 @@ def _sizes(hidden: str) -> str | list[int]:
     if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
         raise TableError(f"--hidden {hidden!r} is no list of sizes; give numbers such as 50 or 100,50.")
     return [int(size) for size in sizes]
-
-
-def _judges(model: TableModel, data: Path) -> pd.DataFrame:
-    """The rows that have the target, or of a long table some of them."""
-    from .table.reading import chunks
-
-    table = _sample(chunks(data, model.types_with_target), data).table
-    complete = model.target.complete(table)
-    if not len(complete):
-        raise TableError(f"{data} has no row with a value of {model.target.name!r}; nothing can be measured.")
-    _say_left_out(table, complete)
-    return complete
-
-
-def _sample(parts: Iterable[pd.DataFrame], data: Path, target: Sequence[str] = (), seed: int = 0) -> Sample:
-    """The rows of a table, or of a long one some that are drawn at random, which is said."""
-    from .table.sampling import sampled
-
-    sample = sampled(parts, target[0] if len(target) == 1 else None, seed)
-    if not sample.is_whole:
-        say(f"{data} has {sample.rows:,} rows; scores come from {len(sample.table):,}, drawn at random.")
-    return sample
-
-
-def _say_left_out(table: pd.DataFrame, complete: pd.DataFrame) -> None:
-    if missing := len(table) - len(complete):
-        say(f"left out: {missing:,} of {len(table):,} rows, which have no target.")
-
-
-def _compared(
-    model: TableModel, found: Scores, before: str = ""
-) -> tuple[tuple[str, ...], dict[str, str | tuple[str, str]]]:
-    """Scores beside those of the baseline, where it is known, and the heads of both columns."""
-    if model.baseline is None:
-        return (), {f"{before}{name}": shown(value) for name, (value, _) in found.items()}
-    pairs: dict[str, str | tuple[str, str]] = {
-        f"{before}{name}": (shown(value), "" if plain is None else shown(plain))
-        for name, (value, plain) in found.items()
-    }
-    return ("model", model.baseline.name), pairs

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ParamSpec
+from typing import ParamSpec, TypeAlias
 
 import typer
 from rich.console import Console
@@ -20,6 +20,8 @@ from .table.layout import PARQUET, Layout, check_file, check_present
 from .table.messages import TableError, TableWarning
 
 P = ParamSpec("P")
+Rows: TypeAlias = dict[str, str | tuple[str, str]]
+"""Of a printed table: a value or two for each name."""
 SHOWN = 12
 """As many names are listed."""
 
@@ -136,7 +138,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda text: shown.update(task, description=text)
 
 
-def print_table(title: str, rows: dict[str, str | tuple[str, str]], heads: Sequence[str] = ()) -> None:
+def print_table(title: str, rows: Rows, heads: Sequence[str] = ()) -> None:
     """A table with a name and a value in each row, or with two values under `heads`."""
     table = Table(title=title, title_justify="left", show_header=bool(heads))
     table.add_column(style="dim")
