@@ -22,6 +22,7 @@ from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -31,9 +32,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import varprop as vp
 from varprop.predictive import ClassPredictive, concatenate
 
-from . import cells, data, tables
+from . import cells, data
 from .lenets import narrow
 from .operators import declare_torchvision
+from .tables import markdown, standard_error
 
 Rows = tuple[Tensor, Tensor]
 SAMPLES = 30
@@ -194,6 +196,28 @@ def measure(run: Run, row: str) -> dict[str, float]:
     return scores(p, y) | seconds
 
 
+COSTS = {"seconds": "s to get ready", "prediction_seconds": "s to predict"}
+
+
+def table(folder: Path = cells.RESULTS / "calibrate") -> str:
+    """Test scores of plain networks and of the same networks after calibration."""
+    lines = []
+    for place in sorted(folder.iterdir()):
+        runs = [json.loads(path.read_text())["rows"] for path in sorted(place.glob("*.json"))]
+        for row in dict.fromkeys(row for run in runs for row in run):
+            having = [run[row] for run in runs if row in run]
+            values = {score: np.array([run[score] for run in having]) for score in having[0]}
+            shown = [
+                f"{values[score].mean():.4f} ± {standard_error(values[score]):.4f}"
+                for score in ("accuracy", "log_likelihood", "ece", "brier")
+            ]
+            costs = [values[part].mean() if part in values else None for part in COSTS]
+            seconds = ["" if cost is None else f"{cost:.3g}" for cost in costs]
+            lines.append([place.name, row, str(len(having)), *shown, *seconds])
+    head = ["set", "", "runs", "accuracy", "log-likelihood", "ECE", "Brier score", *COSTS.values()]
+    return markdown([head, *lines])
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--datasets", nargs="+", default=list(TASKS), choices=list(TASKS))
@@ -212,7 +236,7 @@ def main(words: Sequence[str] | None = None) -> None:
             for row in missing:
                 done[row] = measure(run, row)
                 cells.write(path, configuration, rows=done)
-    print(tables.calibration(options.out))
+    print(table(options.out))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from . import cells
 from .curves import BINS, REJECTED
-from .tables import IMAGE_ROWS, IMAGES
+from .image_tables import IMAGE_ROWS, IMAGES
 
 COLOURS = ("#2a6fbb", "#2a9d8f", "#d9722e", "#8a8f98", "#5b5f66", "#9b2c6f")
 """In the order of the rows."""

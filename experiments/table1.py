@@ -25,7 +25,7 @@ import varprop as vp
 from varprop.inspect.metrics import coverage, crps, log_likelihood, rmse
 from varprop.predictive import NormalPredictive, Predictive, Regression, mixture
 
-from . import cells, data, tables
+from . import cells, data, tables, uci_tables
 
 BATCH = {
     "boston": 16,
@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in options.datasets:
             if name in ONLY.get(row, data.SPLITS):
                 run(row, name, options.splits, options.epochs, options.seed, options.out)
-    print(tables.table1(options.out))
+    print(uci_tables.table1(options.out))
 
 
 if __name__ == "__main__":

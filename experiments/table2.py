@@ -24,7 +24,7 @@ from torch.optim import Adam, Optimizer
 
 import varprop as vp
 
-from . import cells, curves, data, tables
+from . import cells, curves, data, image_tables
 from .images import Augmentation, ImageSet, loader
 from .lenets import lenet
 
@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--methods",
         nargs="+",
         choices=ROWS,
-        default=list(tables.IMAGE_ROWS),
+        default=list(image_tables.IMAGE_ROWS),
         metavar="ROW",
         help=", ".join(ROWS),
     )
@@ -338,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in options.datasets:
             for row in options.methods:
                 cell(row, name, run, options)
-    print(tables.table2(options.out))
+    print(image_tables.table2(options.out))
 
 
 def cell(row: str, name: str, run: int, options: argparse.Namespace) -> None:
