@@ -24,8 +24,10 @@ import varprop as vp
 
 from . import cells, curves, data
 from .block import Block
+from .image_predictions import drawn, predict, scale
 from .images import Augmentation, ImageSet, loader
-from .table2 import HELD_OUT, Schedule, Tempered, drawn, predict, scale
+from .schedule import Schedule
+from .table2 import HELD_OUT, Tempered
 from .tables import markdown
 
 EPOCHS, FURTHER = 6, 2

@@ -10,7 +10,6 @@ run that was stopped goes on from its checkpoint.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,16 +18,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.optim import Adam, Optimizer
 
 import varprop as vp
+from varprop.predictive import ClassPredictive
 
 from . import cells, curves, data, image_tables
+from .image_predictions import drawn, predict, scale
 from .images import Augmentation, ImageSet, loader
 from .lenets import lenet
-
-ClassPredictive = vp.predictive.ClassPredictive
+from .schedule import Schedule
 
 DRAWN = 100
 """Networks drawn from a posterior to compare its own moments with."""
@@ -134,43 +132,6 @@ ROWS = {
 """The last five were only compared on held-out training images, to choose the others."""
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Epochs, and the rate of Adam: constant, or the peak of one cycle."""
-
-    epochs: int
-    rate: float
-    cycle: bool
-
-    logvar: float = 1.0
-    """The rate of the log-variances relative to that of all else."""
-
-    def optimiser(self, net: nn.Module, steps: int) -> Optimizer:
-        parts: dict[bool, list[nn.Parameter]] = {False: [], True: []}
-        for name, parameter in net.named_parameters():
-            parts[name.endswith("_logvar")].append(parameter)
-        rates = {False: self.rate, True: self.rate * self.logvar}
-        adam = Adam([{"params": part, "lr": rates[key]} for key, part in parts.items() if part], fused=True)
-        if self.cycle:
-            peaks = [group["lr"] for group in adam.param_groups]
-            adam.register_step_pre_hook(partial(_set_rate, peaks, self.epochs * steps))
-        return adam
-
-
-def _set_rate(peaks: Sequence[float], steps: int, adam: Optimizer, *_: Any) -> None:
-    # The optimiser's own count of steps is in the checkpoint: a resumed run goes on in the same cycle.
-    done = next((float(state["step"]) for state in adam.state.values()), 0.0) / steps
-    for group, peak in zip(adam.param_groups, peaks, strict=True):
-        group["lr"] = peak * one_cycle(done)
-
-
-def one_cycle(done: float, rise: float = 0.2) -> float:
-    """The rate relative to its peak: up from a twentieth, then down to zero, each along half a cosine."""
-    if done < rise:
-        return 0.05 + 0.95 * (1 - math.cos(math.pi * done / rise)) / 2
-    return (1 + math.cos(math.pi * (done - rise) / (1 - rise))) / 2
-
-
 SCHEDULES: dict[str, Callable[[Task], Schedule]] = {
     "short": lambda task: Schedule(task.epochs, task.rate, cycle=True, logvar=task.logvar),
     "one-rate": lambda task: Schedule(task.epochs, 0.0007, cycle=True),
@@ -205,45 +166,6 @@ def train(
     )
     curve = history[["loss", "data_fit", "kl", "seconds"]].to_dict("records")
     return elbo, cast("list[dict[str, float]]", curve)
-
-
-@torch.no_grad()
-def scale(net: nn.Sequential, x: Tensor, y: Tensor) -> float:
-    """Divide the outputs by the temperature that suits the given images best (Guo et al. 2017); return it."""
-    f = torch.cat([net(part) for part in x.split(500)])
-    grid = torch.logspace(-1, 1, 401).tolist()
-    temperature = min(grid, key=lambda t: nn.functional.cross_entropy(f / t, y).item())
-    for parameter in net[-1].parameters():
-        parameter.div_(temperature)
-    return temperature
-
-
-def predict(members: Sequence[vp.ELBO], x: Tensor, images: ImageSet, passes: int) -> ClassPredictive:
-    """The equal mixture of the members' predictions, for images given as bytes."""
-    samples = passes if members[0].method.samples else None
-    torch.manual_seed(0)
-    parts = []
-    for part in x.split(500):
-        standardised = images.standardised(part)
-        parts.append(vp.predictive.mixture([elbo.predict(standardised, samples) for elbo in members]))
-    return cast(ClassPredictive, vp.predictive.concatenate(parts))
-
-
-@torch.no_grad()
-def drawn(members: Sequence[vp.ELBO], x: Tensor, images: ImageSet, draws: int) -> ClassPredictive:
-    """The average of networks drawn from the posteriors, the Monte Carlo estimate of what they predict."""
-    generator, softmax = torch.Generator().manual_seed(0), vp.likelihoods.Categorical()
-    components = []
-    for k in range(draws):
-        net = members[k % len(members)].net
-        weights = {name: _draw(q.mean, q.std, generator) for name, q in vp.posteriors(net)}
-        f = [functional_call(net, weights, (images.standardised(part),)) for part in x.split(500)]
-        components.append(softmax.predictive(torch.cat(f)))
-    return cast(ClassPredictive, vp.predictive.mixture(components))
-
-
-def _draw(mean: Tensor, std: Tensor, generator: torch.Generator) -> Tensor:
-    return mean + std * torch.randn(mean.shape, generator=generator)
 
 
 def evaluate(members: Sequence[vp.ELBO], task: Task, images: ImageSet) -> dict[str, Any]:

@@ -29,7 +29,7 @@ import varprop as vp
 
 from . import cells, curves, data, tables
 from .images import ImageSet
-from .table2 import Schedule
+from .schedule import Schedule
 
 PUBLISHED = {
     "vrelu": ("92.8 ± 0.2", "47.1 ± 0.2"),

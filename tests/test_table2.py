@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from experiments import curves, data, epochs, figures, table2
+from experiments import curves, data, epochs, figures, image_predictions, table2
 from experiments.images import Augmentation, Batches, ImageSet, shifted
 from experiments.lenets import lenet
+from experiments.schedule import Schedule, one_cycle
 
 needs_data = pytest.mark.skipif(not os.environ.get("VARPROP_DATA"), reason="VARPROP_DATA is not set")
 
@@ -136,7 +137,7 @@ def test_a_tempered_prior_counts_in_part() -> None:
 
 
 def test_the_rate_goes_up_and_down_once() -> None:
-    rates = [table2.one_cycle(k / 100) for k in range(101)]
+    rates = [one_cycle(k / 100) for k in range(101)]
     peak = rates.index(max(rates))
     assert (rates[0], rates[peak], rates[-1]) == pytest.approx((0.05, 1, 0), abs=1e-9)
     assert rates[: peak + 1] == sorted(rates[: peak + 1])
@@ -145,7 +146,7 @@ def test_the_rate_goes_up_and_down_once() -> None:
 
 def test_adam_follows_the_cycle() -> None:
     net = vp.variational(nn.Linear(2, 1))
-    adam = table2.Schedule(epochs=2, rate=0.1, cycle=True, logvar=0.5).optimiser(net, steps=5)
+    adam = Schedule(epochs=2, rate=0.1, cycle=True, logvar=0.5).optimiser(net, steps=5)
     seen = []
     for _ in range(10):
         before = net.weight_logvar.clone()
@@ -155,7 +156,7 @@ def test_adam_follows_the_cycle() -> None:
         seen.append(
             (before - net.weight_logvar).max().item()
         )  # with a constant gradient, Adam moves by the rate
-    assert seen == pytest.approx([0.05 * table2.one_cycle(k / 10) for k in range(10)], rel=1e-3)
+    assert seen == pytest.approx([0.05 * one_cycle(k / 10) for k in range(10)], rel=1e-3)
     assert adam.param_groups[0]["lr"] == pytest.approx(2 * adam.param_groups[1]["lr"])
 
 
@@ -164,7 +165,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
 ) -> None:
     task = table2.Task(made_up, dict, batch=32, flip=True)
     recipe = replace(table2.ROWS["varout"], augmented=2)
-    schedule = table2.Schedule(epochs=3, rate=0.003, cycle=True)
+    schedule = Schedule(epochs=3, rate=0.003, cycle=True)
 
     def train(name: str) -> vp.ELBO:
         return table2.train(recipe, task, images, schedule, 1, tmp_path / name, False)[0]
@@ -204,7 +205,7 @@ def test_the_temperature_undoes_what_made_a_network_too_sure() -> None:
     with torch.no_grad():
         net[0].weight *= 4
         net[0].bias *= 4
-    assert table2.scale(net, x, y) == pytest.approx(4, rel=0.1)
+    assert image_predictions.scale(net, x, y) == pytest.approx(4, rel=0.1)
     torch.testing.assert_close(net(x), right, rtol=0.1, atol=0.1)
 
 
@@ -213,7 +214,7 @@ def test_drawn_networks_of_a_sure_posterior_are_the_plain_network(images: ImageS
     with torch.no_grad():
         for _, q in vp.posteriors(elbo.net):
             q.logvar.fill_(-30.0)
-    p = table2.drawn([elbo], images.x_test, images, draws=3)
+    p = image_predictions.drawn([elbo], images.x_test, images, draws=3)
     plain = elbo.net(images.standardised(images.x_test)).softmax(1)
     torch.testing.assert_close(p.probs, plain, rtol=1e-3, atol=1e-4)
     assert p.mutual_information.max() < 1e-4
@@ -225,8 +226,8 @@ def test_drawn_networks_differ_and_average_to_the_prediction() -> None:
     elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Categorical(), vp.priors.Normal(), n_data=10)
     x = torch.randint(0, 255, (20, 1, 3, 3), dtype=torch.uint8)
     images = ImageSet.of((x, torch.arange(20) % 3, x, torch.arange(20) % 3))
-    own = table2.predict([elbo], x, images, passes=1)
-    by_drawing = table2.drawn([elbo], x, images, draws=4000)
+    own = image_predictions.predict([elbo], x, images, passes=1)
+    by_drawing = image_predictions.drawn([elbo], x, images, draws=4000)
     torch.testing.assert_close(by_drawing.probs, own.probs, rtol=0, atol=0.03)
     torch.testing.assert_close(by_drawing.mutual_information, own.mutual_information, rtol=0, atol=0.03)
 
