@@ -1,36 +1,28 @@
-"""Bayesian multilayer perceptrons with scikit-learn's contract."""
+"""Regression with a Bayesian multilayer perceptron."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.stats import skew
-from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from . import conformal as cv_plus
-from .likelihoods import BoundedNoise, Categorical, Likelihood, Normal, StudentT
-from .model import Classes, Numbers
-from .perceptron import BayesianMLP, Choice, all_or_nothing, mean_and_scale
-from .predictive import (
-    ClassPredictive,
-    Predictive,
-    Regression,
-    RegressionMixture,
-    mixture_of_numbers,
-    tempered,
-    widened,
-)
-from .priors import FanIn, Prior
-from .settings import count
-from .training.folds import agreement, best_factor
-from .training.rows import Rows, Scaled
+from .. import conformal as cv_plus
+from ..likelihoods import BoundedNoise, Likelihood, Normal, StudentT
+from ..model import Numbers
+from ..perceptron import BayesianMLP, Choice, all_or_nothing, mean_and_scale
+from ..predictive import Predictive, Regression, RegressionMixture, mixture_of_numbers, widened
+from ..priors import FanIn
+from ..settings import count
+from ..training.folds import agreement, best_factor
+from ..training.rows import Rows, Scaled
+from .uncertainty import Uncertainty
 
 Noise = Literal["constant", "heteroscedastic", "student"]
 SKEWED = 1.0
@@ -39,21 +31,6 @@ PIECES = 8
 """Of a column of numbers, where "auto" tries them."""
 FAR, HEAVY = 0.4995, 0.005
 """Student's t is tried if more than this share of targets lies where a right prediction has a thousandth."""
-
-
-class Uncertainty(NamedTuple):
-    """The parts of a prediction's uncertainty: variances for numbers, entropies in nats for classes.
-
-    They add up to the whole variance or entropy.
-    """
-
-    epistemic: np.ndarray
-    """From not knowing the weights: it shrinks with more data."""
-    aleatoric: np.ndarray
-    """From the noise of the data: it does not."""
-
-
-# ------------------------------------------------------------------------------------------------- regression
 
 
 @dataclass(eq=False, repr=False)
@@ -288,101 +265,3 @@ def _is_skewed(y: np.ndarray) -> bool:
         return False
     before, after = skew(y, axis=0), skew(np.log(y), axis=0)
     return bool(((before > SKEWED) & (np.abs(after) < before)).all())
-
-
-# --------------------------------------------------------------------------------------------- classification
-
-
-@dataclass(eq=False, repr=False)
-class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
-    """Classification with a multilayer perceptron whose probabilities include the uncertainty of its weights.
-
-    The parameters are those of `BayesianMLPRegressor`, but for `noise` and `log_target`. The prior is half as
-    wide, and the divergence from it counts a tenth by default: whole, it leaves probabilities less sure than
-    they should be.
-
-    >>> from sklearn.datasets import load_iris
-    >>> X, y = load_iris(return_X_y=True)
-    >>> model = vp.BayesianMLPClassifier(epochs=5, random_state=0).fit(X, y)
-    >>> model.predict_proba(X).shape
-    (150, 3)
-    """
-
-    prior: float | Prior = 4.0
-    kl_weight: float = 0.1
-
-    temperature_ = 1.0
-    """By which the logarithms of probabilities are divided, as out-of-fold rows have asked for."""
-
-    @all_or_nothing
-    def partial_fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        classes: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ) -> BayesianMLPClassifier:
-        """Learn from more rows as `BayesianMLPRegressor.partial_fit` does.
-
-        The first call sets the scales and must name all classes.
-        """
-        new = not self.__sklearn_is_fitted__()
-        if new and classes is None:
-            raise ValueError("classes must be given with the first call of partial_fit.")
-        X, y = self._validated(X, y, new)
-        if new:
-            self.classes_ = np.unique(np.asarray(classes))
-        return self._train(X, y, sample_weight, new, once=True)
-
-    def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
-        rows, targets = validate_data(
-            self, self._encoded(X, new), y, dtype=[np.float64, np.float32], reset=new
-        )
-        check_classification_targets(targets)
-        if new:
-            self.classes_ = np.unique(targets)
-        return rows, targets
-
-    def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
-        if len(self.classes_) < 2 or (len(np.unique(y)) < 2 and len(y) > 1):
-            raise ValueError(f"{type(self).__name__} needs two classes or more; the data has 1 class.")
-        self.temperature_ = 1.0
-
-    @property
-    def _target(self) -> Classes:
-        return Classes(self.classes_, self.temperature_)
-
-    def _calibrate(self, p: Predictive, y: Tensor, weight: Tensor) -> None:
-        assert isinstance(p, ClassPredictive)
-        self.temperature_ = best_factor(
-            lambda factor: float((weight * tempered(p, factor).log_prob(y)).sum())
-        )
-
-    def _keep(self, p: Predictive, values: Tensor, folds: np.ndarray) -> None:
-        assert isinstance(p, ClassPredictive)
-        self.oof_predict_ = p.probs.numpy()
-
-    def _likelihood(self) -> tuple[Likelihood, int]:
-        return Categorical(), len(self.classes_)
-
-    def _classification(self, X: ArrayLike) -> ClassPredictive:
-        p = self.predictive(X)
-        assert isinstance(p, ClassPredictive)
-        return p
-
-    def predict(self, X: ArrayLike) -> np.ndarray:
-        """The most probable class."""
-        best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
-
-    def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Probability of each class, in the order of `classes_`."""
-        return self._classification(X).probs.numpy()
-
-    def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
-        return np.log(self.predict_proba(X))
-
-    def predict_uncertainty(self, X: ArrayLike) -> Uncertainty:
-        """Mutual information and expected entropy, in nats: they add up to the entropy of `predict_proba`."""
-        p = self._classification(X)
-        return Uncertainty(p.mutual_information.numpy(), p.expected_entropy.numpy())
