@@ -188,7 +188,7 @@ class _Search:
         norm = self.best.gradient.double().norm(dim=1)
         length = torch.where(known, 1.0, (1 / norm).clamp(max=1.0))
         self.direction = torch.where(turning.unsqueeze(1), direction, self.direction)
-        self.slope = (self.direction.double() * self.best.gradient).sum(1)
+        self.slope = torch.linalg.vecdot(self.direction, self.best.gradient).double()
         self.length = torch.where(turning, length, self.length)
 
 
@@ -198,23 +198,32 @@ class _Curvature:
     def __init__(self, memory: dict[str, Tensor], like: Tensor) -> None:
         if not memory:
             members, n = like.shape
-            memory["steps"] = like.new_zeros(members, MEMORY, n)
-            memory["changes"] = torch.zeros_like(memory["steps"])
+            memory["pairs"] = like.new_zeros(members, 2 * MEMORY, n)
+            memory["products"] = like.new_zeros(members, 2 * MEMORY, MEMORY)
+            # Whole numbers as floating-point ones: an optimiser turns its state into these as it is loaded.
+            memory["newest"] = like.new_zeros(members)
         self.memory = memory
+        self.members, self.places = (torch.arange(n, device=like.device) for n in (len(like), MEMORY))
+
+    @property
+    def newest(self) -> Tensor:
+        """The place of the last pair of each member."""
+        return self.memory["newest"].long()
 
     def learn(self, members: Tensor, step: Tensor, change: Tensor) -> None:
-        """Add a step of some members, unless the loss curves downwards along it."""
-        along, square = (step.double() * change).sum(1), change.double().square().sum(1)
+        """Put a step of some members in the place of their oldest, unless the loss curves downwards there."""
+        along, square = (torch.linalg.vecdot(a, change) for a in (step, change))
         keep = members & (along > 1e-10 * square)
-        for name, new in (("steps", step), ("changes", change)):
-            rows = self.memory[name]
-            moved = torch.cat([rows[:, 1:], new.unsqueeze(1)], 1)
-            self.memory[name] = moved if bool(keep.all()) else torch.where(keep.view(-1, 1, 1), moved, rows)
+        newest = torch.where(keep, (self.newest + 1) % MEMORY, self.newest)
+        for place, new in ((newest, step), (newest + MEMORY, change)):
+            at = self.members, place
+            self.memory["pairs"][at] = torch.where(keep.unsqueeze(1), new, self.memory["pairs"][at])
+        self.memory["newest"].copy_(newest)
 
     def forget(self, members: Tensor) -> None:
         if bool(members.any()):
-            for rows in self.memory.values():
-                rows.masked_fill_(members.view(-1, 1, 1), 0.0)
+            for name in ("pairs", "products"):
+                self.memory[name].masked_fill_(members.view(-1, 1, 1), 0.0)
 
     def direction(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """-H g by the compact form of Byrd, Nocedal and Schnabel (1994), and which members know curvature.
@@ -222,10 +231,18 @@ class _Curvature:
         With the steps S and changes Y as rows, R the upper triangle of S Y', D its diagonal and c the newest
         ratio s'y / y'y: H = c I + [S; c Y]' [[R^-T (D + c Y Y') R^-1, -R^-T], [-R^-1, 0]] [S; c Y].
         """
-        steps, changes = self.memory["steps"], self.memory["changes"]
-        both = torch.cat([steps, changes], 1)
-        products = (both @ torch.cat([changes, gradient.unsqueeze(1)], 1).mT).double()
-        (sy, sg), (yy, yg) = (rows.split([MEMORY, 1], 2) for rows in products.split(MEMORY, 1))
+        pairs, products, newest = self.memory["pairs"], self.memory["products"], self.newest
+        # Most products are known; a pass over the long rows finds those with the newest change.
+        change = pairs[self.members, newest + MEMORY]
+        found = (torch.stack([change, gradient], 1) @ pairs.mT).mT
+        products[self.members, :, newest] = found[:, :, 0]
+        products[self.members, newest + MEMORY] = found[:, MEMORY:, 0]
+        in_time = (newest.unsqueeze(1) + 1 + self.places) % MEMORY
+        rows = torch.cat([in_time, in_time + MEMORY], 1)
+        products = products.gather(1, rows.unsqueeze(2).expand(-1, -1, MEMORY))
+        products = products.gather(2, in_time.unsqueeze(1).expand(-1, 2 * MEMORY, -1))
+        sy, yy = products.double().split(MEMORY, 1)
+        sg, yg = found[:, :, 1:].double().gather(1, rows.unsqueeze(2)).split(MEMORY, 1)
         along = sy.diagonal(dim1=1, dim2=2)
         known = along[:, -1] > 0
         scale = torch.where(known, along[:, -1] / yy[:, -1, -1], 1.0).view(-1, 1, 1)
@@ -234,5 +251,6 @@ class _Curvature:
         u = torch.linalg.solve_triangular(upper, sg, upper=True)
         inner = along.unsqueeze(2) * u + scale * (yy @ u - yg)
         weights = torch.cat([torch.linalg.solve_triangular(upper.mT, inner, upper=False), -scale * u], 1)
-        found = scale.to(gradient).squeeze(1) * gradient + (weights.to(both).mT @ both).squeeze(1)
-        return -found, known
+        weights = torch.zeros_like(weights).scatter(1, rows.unsqueeze(2), weights)
+        towards = scale.to(gradient).squeeze(1) * gradient + (weights.to(pairs).mT @ pairs).squeeze(1)
+        return -towards, known
