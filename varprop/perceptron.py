@@ -1,4 +1,4 @@
-"""What the estimators share: a Bayesian perceptron of ReLU units, its members and how they are trained."""
+"""How the estimators learn: a Bayesian perceptron of ReLU units, its members and how they are trained."""
 
 from __future__ import annotations
 
@@ -17,23 +17,20 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor, nn
 
 from . import race
-from .inspect.consistency import Audit
-from .inspect.explanation import Explanation, explain
-from .io.description import ModelFileError, describe_estimator
+from .learned import Learned
 from .likelihoods import Likelihood
-from .model import Fitted, Model, Standardise, Target
+from .model import Standardise
 from .objectives import ELBO
 from .pieces import Pieces
 from .posterior import posteriors
 from .predictive import Predictive
 from .priors import Horseshoe
 from .randomisation import variational
-from .settings import LONG, MANY, Settings, count, positive
-from .table.encoding import Encoder, is_mixed
+from .settings import LONG, MANY, count, positive
 from .training import groups
 from .training import loop as training
 from .training.batches import Batch
@@ -70,45 +67,9 @@ def all_or_nothing(
     return call
 
 
-class Learned:
-    """What `fit` learns."""
-
-    members_: list[ELBO]
-    """The trained objectives, in standardised units; member k has not seen fold k modulo their number."""
-    elbo_: ELBO
-    """The first of them."""
-    history_: pd.DataFrame
-    """A row for each epoch, averaged over the members."""
-    n_iter_: int
-    n_seen_: float
-    """Sum of the weights of all rows trained on."""
-    random_: int
-    x_mean_: np.ndarray
-    x_scale_: np.ndarray
-    choices_: dict[str, object]
-    """What each "auto" stands for."""
-    candidates_: pd.DataFrame
-    """The choices that were compared, with the out-of-fold log-likelihood of each before the best was trained
-    further."""
-    encoder_: Encoder | None = None
-    """Of a table that is not all numbers."""
-    oof_: Predictive
-    """Of each row, in the order of the data, by members that have not seen it."""
-    oof_rows_: np.ndarray
-    """The rows that it is of: all that count, or of a long table some. Model files leave both out."""
-    oof_predict_: np.ndarray
-    """Its means or probabilities."""
-    oof_log_likelihood_: float
-    """Its mean log-likelihood, in the target's own unit: what to expect of new rows."""
-
-
 @dataclass(eq=False, repr=False)
-class BayesianMLP(Settings, Learned, Fitted):
+class BayesianMLP(Learned):
     """What regression and classification share: a network of ReLU units, trained on standardised inputs."""
-
-    @abstractmethod
-    def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The data as arrays, checked; `new` where there is no earlier fit to agree with."""
 
     @abstractmethod
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
@@ -120,11 +81,6 @@ class BayesianMLP(Settings, Learned, Fitted):
 
     def _calibrate_together(self, data: Scaled) -> None:
         """Learn how much narrower the mixture of all members should be than they are alone."""
-
-    @property
-    @abstractmethod
-    def _target(self) -> Target:
-        """How targets are scaled."""
 
     @abstractmethod
     def _likelihood(self) -> tuple[Likelihood, int]:
@@ -155,14 +111,6 @@ class BayesianMLP(Settings, Learned, Fitted):
     def _gain(self) -> float | None:
         """The prior variance of weights times the inputs of their unit; None to leave correlations out."""
         return None
-
-    def _encoded(self, X: Any, new: bool) -> Any:
-        """A table that is not all numbers, as numbers; anything else as it is."""
-        if new:
-            self.encoder_ = Encoder.fit(X) if is_mixed(X) else None
-        return X if self.encoder_ is None else self.encoder_.transform(_table(X))
-
-    # ----------------------------------------------------------------------------------------------- training
 
     @all_or_nothing
     def fit(self: Self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
@@ -359,62 +307,6 @@ class BayesianMLP(Settings, Learned, Fitted):
         self.oof_log_likelihood_ = float((w * p.log_prob(values)).sum() / w.sum())
         self._keep(p, values, data.folds.part[rows].numpy())
 
-    # --------------------------------------------------------------------------------------------- prediction
-
-    @property
-    def model_(self) -> Model:
-        """The trained networks with the scales of the data."""
-        check_is_fitted(self)
-        names = getattr(self, "feature_names_in_", np.array([])).tolist()
-        encoder = self.encoder_
-        return Model(
-            self.members_,
-            self._target,
-            Standardise(self.x_mean_, self.x_scale_),
-            encoder,
-            columns=names if encoder is None else encoder.columns,
-            width=len(self.x_mean_) if encoder is None else len(encoder.types),
-            history=self.history_,
-            seed=self.random_,
-        )
-
-    def description(self) -> dict[str, object]:
-        if type(self).__module__.split(".")[0] != __name__.split(".")[0]:
-            raise ModelFileError(
-                f"save: {type(self).__name__} is a class of yours, which a model file cannot make again; "
-                f"save its `elbo_`."
-            )
-        learned = {name: value for name, value in vars(self).items() if name.endswith("_")}
-        learned = {
-            name: value
-            for name, value in learned.items()
-            if name not in ("members_", "elbo_", "oof_", "oof_rows_")
-        }
-        return {"estimator": describe_estimator(type(self).__name__, self.get_params(deep=False), learned)}
-
-    def audit(self, X: ArrayLike, y: ArrayLike) -> Audit:
-        """`vp.audit` of `elbo_` on held-out rows, with log-likelihoods of the standardised target."""
-        check_is_fitted(self)
-        return replace(self.model_, encoder=None).audit(*self._validated(X, y, new=False))
-
-    def explain(self, X: ArrayLike, columns: Sequence[str] | None = None) -> Explanation:
-        """`vp.explain`: what each column does to the mean and to the uncertainty."""
-        check_is_fitted(self)
-        return explain(self, X, columns)
-
-    def predictive(self, X: ArrayLike) -> Predictive:
-        """The predictive distribution of each row, in the target's own unit."""
-        return self._predict(X)
-
-    def _predict(self, X: ArrayLike, **changes: Any) -> Predictive:
-        """By the model with some of its fields changed."""
-        check_is_fitted(self)
-        rows = validate_data(self, self._encoded(X, False), dtype=[np.float64, np.float32], reset=False)
-        return replace(self.model_, encoder=None, **changes).predict(rows)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return "members_" in vars(self)
-
 
 @contextmanager
 def _single_precision(members: Sequence[ELBO]) -> Iterator[None]:
@@ -431,15 +323,6 @@ def _single_precision(members: Sequence[ELBO]) -> Iterator[None]:
 
 def _single(t: Tensor) -> Tensor:
     return t.float() if t.is_floating_point() else t
-
-
-def _table(X: object) -> pd.DataFrame:
-    if not isinstance(X, pd.DataFrame):
-        raise TypeError(
-            f"the model was fitted to a DataFrame with categories and takes the same columns again, "
-            f"got {type(X).__name__}."
-        )
-    return X
 
 
 def mean_and_scale(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
