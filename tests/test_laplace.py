@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_diabetes
@@ -12,6 +13,7 @@ from torch.func import functional_call, jacrev, vmap
 
 import varprop as vp
 from varprop.laplace import Laplace
+from varprop.perceptron import REACH
 
 GAIN = 8.0
 
@@ -113,6 +115,14 @@ def test_a_linear_network_has_its_exact_posterior() -> None:
     assert ((found - sampled).abs() < 4 * standard_error).all()
 
 
+def test_a_wider_prior_needs_no_other_fit() -> None:
+    net, x, new = network(3, 6, 1), torch.randn(20, 3).double(), torch.randn(7, 3).double()
+    noise = torch.rand(20, 1).double() + 0.1
+    scaled, expected = (Laplace.fit(net, gain, x, noise) for gain in (GAIN, 3 * GAIN))
+    scaled.scale_prior(3.0)
+    torch.testing.assert_close(scaled.variance(net, new), expected.variance(net, new))
+
+
 def test_few_directions_make_the_variance_larger() -> None:
     net, x = network(3, 6, 1), torch.randn(60, 3).double()
     noise = torch.full((60, 1), 0.1).double()
@@ -164,3 +174,16 @@ def test_covariance_can_be_left_out(options: dict[str, object]) -> None:
     X, y = load_diabetes(return_X_y=True)
     model = vp.BayesianMLPRegressor(random_state=0, noise="constant", epochs=1, **options)  # type: ignore[arg-type]
     assert model.fit(X, y).elbo_.covariance is None
+
+
+def test_the_prior_of_an_estimator_is_not_calibrated() -> None:
+    """A factor on all variances is one on the noise; where there are no rows, the prior decides as before."""
+    generator = np.random.RandomState(0)
+    x = generator.uniform(-2, 2, (120, 1))
+    y = np.cos(3 * x[:, 0]) + 0.05 * generator.randn(120)
+    model = vp.BayesianMLPRegressor(random_state=0, noise="constant", pieces=0, epochs=8).fit(x, y)
+    assert model.spread_ < 0.8
+    for member in model.members_:
+        assert member.covariance is not None
+        bias = member.covariance.scale[-1].square().item()
+        assert model.spread_ * bias == pytest.approx(REACH * GAIN, rel=0.05)

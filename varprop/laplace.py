@@ -77,6 +77,13 @@ class Laplace(nn.Module):
             laplace.shrinkage[k] = 1 - (1 + narrowing).rsqrt()
         return laplace
 
+    @torch.no_grad()
+    def scale_prior(self, factor: float) -> None:
+        """Multiply the prior's variances, as if they had been so in `fit`."""
+        narrowing = (1 - self.shrinkage).pow(-2) - 1
+        self.shrinkage.copy_(1 - (1 + factor * narrowing).rsqrt())
+        self.scale.mul_(factor**0.5)
+
     def variance(self, net: nn.Sequential, x: Tensor) -> Tensor:
         """Of the outputs, (rows, outputs)."""
         a = _jacobian(net, x, len(self.directions)) * self.scale

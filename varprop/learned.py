@@ -42,6 +42,8 @@ class Learned(Settings, Fitted):
     candidates_: pd.DataFrame
     """The choices that were compared, with the out-of-fold log-likelihood of each before the best was trained
     further."""
+    spread_ = 1.0
+    """The factor on all variances of numbers that out-of-fold rows have asked for."""
     encoder_: Encoder | None = None
     """Of a table that is not all numbers."""
     oof_: Predictive

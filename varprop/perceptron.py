@@ -45,6 +45,8 @@ LOGVAR = -7.0
 """The logarithms of the weights' variances at the start."""
 FURTHER = 0.1
 """The share of the epochs of Adam that a further call of `partial_fit` makes."""
+REACH = 4.0
+"""How many times the prior's variances in training those of the correlations are, chosen in gaps of data."""
 KEPT = 1000
 """The latest rows of the history that are kept, so that a stream needs no more memory."""
 
@@ -292,7 +294,12 @@ class BayesianMLP(Learned):
         """Give the predictions of each member the correlations between its weights, where that can be."""
         gain, size = self._gain, sum(q.mean.numel() for _, q in posteriors(self.elbo_.net))
         if data.folds is not None and gain is not None and max(len(data.x), size) < MANY:
-            data.folds.correlate(self.members_, gain, data.x, data.weight)
+            data.folds.correlate(self.members_, REACH * gain, data.x, data.weight)
+            self._judge(data)
+            # The factor corrects the noise. Where there are no rows, the prior decides, and should stay.
+            for member in self.members_:
+                assert member.covariance is not None
+                member.covariance.scale_prior(1 / self.spread_)
             self._judge(data)
 
     def _judge(self, data: Scaled) -> None:

@@ -89,8 +89,6 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     laplace: bool = True
     pieces: int | Literal["auto"] = "auto"
 
-    spread_ = 1.0
-    """The factor on all variances that out-of-fold rows have asked for."""
     agreement_ = 1.0
     """A further factor where all members predict together: they err less than each of them alone."""
     log_bounds_: np.ndarray | None = None
