@@ -55,7 +55,7 @@ class Gaussian:
 
     @property
     def second_moment(self) -> Tensor:
-        return self.var + self.mean.square()
+        return accumulated(self.mean.square(), self.var)
 
     @property
     def shape(self) -> torch.Size:
@@ -115,6 +115,16 @@ def second_moment_of(x: Activation) -> Tensor:
 def move(op: Callable[[Tensor], Tensor], x: Activation) -> Activation:
     """Apply an operation that only moves entries to a random or deterministic activation."""
     return x.map(op) if isinstance(x, Gaussian) else op(x)
+
+
+def accumulated(total: Tensor, t: Tensor) -> Tensor:
+    """total + t, in the memory of `total` where that is possible; `total` must be of no further use.
+
+    New memory takes longer than the sum, because the system hands it out page by page.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return total + t
+    return total.add_(t)
 
 
 def sqrt(var: Tensor) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from ..cache import of_weight
-from ..gaussian import Activation, Gaussian, mean_of, second_moment_of
+from ..gaussian import Activation, Gaussian, accumulated, mean_of, second_moment_of
 
 Op = Callable[..., Tensor]
 """op(x, weight) or op(x, weight, bias), such as `F.linear`."""
@@ -60,7 +61,7 @@ def affine(op: Op, x: Activation, weight: Weight, bias: Activation | None = None
         parts.append(per_channel(bias.var, w).expand_as(mean))
     # Autocast computes the products in reduced precision, but tails of a normal need the full one.
     parts = [part.to(w.dtype) for part in parts]
-    return Gaussian.of(mean, sum(parts[1:], parts[0])) if parts else mean
+    return Gaussian.of(mean, reduce(accumulated, parts)) if parts else mean
 
 
 def per_channel(t: Tensor, weight: Tensor) -> Tensor:
