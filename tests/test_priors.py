@@ -332,3 +332,28 @@ def test_shared_log_variances_count_for_each_weight(prior):
 def test_gradients_are_those_of_finite_differences(prior):
     q = posterior(3, 2)
     assert torch.autograd.gradcheck(lambda m, v: prior.kl(Posterior(m, v)), (q.mean, q.logvar))
+
+
+@pytest.mark.parametrize("prior", [priors.Normal(3.0), priors.FanIn(2.0), priors.LogUniform()])
+def test_the_total_is_the_sum_over_tensors(prior):
+    qs = [posterior(5, 4), posterior(3, seed=1)]
+    torch.testing.assert_close(prior.total(qs), prior.kl(qs[0]) + prior.kl(qs[1]))
+
+
+def test_the_total_of_a_subclass_is_by_its_own_divergence():
+    class Tempered(priors.Normal):
+        def kl(self, q: Posterior) -> Tensor:
+            return 0.1 * super().kl(q)
+
+    qs = [posterior(5, 4), posterior(3, seed=1)]
+    torch.testing.assert_close(Tempered(3.0).total(qs), 0.1 * priors.Normal(3.0).total(qs))
+
+
+def test_first_and_second_derivatives_of_the_total_are_those_of_finite_differences():
+    tensors = [t for q in (posterior(5, 4), posterior(3, seed=1)) for t in (q.mean, q.logvar)]
+
+    def total(*tensors: Tensor) -> Tensor:
+        return priors.FanIn(2.0).total([Posterior(*tensors[:2]), Posterior(*tensors[2:])])
+
+    assert torch.autograd.gradcheck(total, tensors)
+    assert torch.autograd.gradgradcheck(total, tensors)

@@ -164,7 +164,7 @@ class ELBO(nn.Module):
         return self.loss(self.terms(x, y))
 
     def loss(self, terms: Terms, kl_weight: float = 1.0) -> Tensor:
-        loss = kl_weight * terms.kl / self.n_data - terms.data_fit
+        loss = kl_weight / self.n_data * terms.kl - terms.data_fit
         return loss + self.kl_z_weight * terms.kl_z if self.kl_z_weight else loss
 
     def terms(self, x: Value, y: Tensor, weight: Tensor | None = None) -> Terms:
@@ -200,8 +200,8 @@ class ELBO(nn.Module):
         return in_single(self._kl, self.net) if is_float16(self.net) else self._kl(self.net)
 
     def _kl(self, net: nn.Module) -> Tensor:
-        kls = [self.prior.kl(q.random) for _, q in posteriors(net)]
-        return sum(kls[1:], kls[0]) if kls else next(net.parameters()).new_zeros(())
+        qs = [q.random for _, q in posteriors(net)]
+        return self.prior.total(qs) if qs else next(net.parameters()).new_zeros(())
 
     def latent(self, x: Value) -> Activation:
         """The network's output at x."""
