@@ -37,15 +37,15 @@ class Normal(Likelihood):
         self.register_buffer("precision", torch.full((outputs,), float(precision)))
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        return self._expected(f - y, 0.0)
+        return self._expected((f - y).square())
 
     def expected_log_prob(self, f: Gaussian, y: Tensor) -> Tensor:
-        return self._expected(f.mean - y, f.var)
+        error = f.mean - y
+        return self._expected(torch.addcmul(f.var, error, error))
 
-    def _expected(self, error: Tensor, var: Tensor | float) -> Tensor:
-        return -0.5 * (
-            self.precision * (error.square() + var) - torch.log(self.precision) + math.log(2 * math.pi)
-        )
+    def _expected(self, square: Tensor) -> Tensor:
+        constant = 0.5 * torch.log(self.precision / (2 * math.pi))
+        return torch.addcmul(constant, self.precision, square, value=-0.5)
 
     def predictive(self, f: Activation) -> NormalPredictive:
         f = as_gaussian(f)
