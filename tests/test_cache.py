@@ -139,3 +139,19 @@ def test_compiled_passes_ignore_the_cache() -> None:
         by_hand(net)
         g = run(X)
     assert not torch.equal(f.var, g.var)
+
+
+def test_a_frozen_weight_is_kept_while_others_are_trained_and_none_that_vmap_sees() -> None:
+    net, x = network(), torch.linspace(-1, 1, 36).view(1, 1, 6, 6)
+    logvar = next(p for name, p in net.named_parameters() if name.endswith("weight_logvar"))
+    logvar.requires_grad_(False)
+    expected = vp.DVI(net, x)
+    with vp.WeightCache():
+        mapped = torch.func.vmap(lambda x: vp.DVI(net, x).var)(x.unsqueeze(0))[0]
+        for _ in range(2):
+            f = vp.DVI(net, x)
+            assert_same(f, expected)
+            (f.mean + f.var).sum().backward()  # weights that are trained have gradients in every pass
+    torch.testing.assert_close(mapped, expected.var)
+    assert logvar.grad is None
+    assert all(p.grad is not None for p in net.parameters() if p is not logvar)

@@ -63,7 +63,9 @@ _OPEN: ContextVar[tuple[WeightCache, ...]] = ContextVar("open weight caches", de
 
 def of_weight(of: Of, weight: Tensor) -> Tensor:
     """of(weight), from the cache that is open if there is one."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not isinstance(weight, nn.Parameter):
+    if (torch.is_grad_enabled() and weight.requires_grad) or torch.compiler.is_compiling():
+        return of(weight)
+    if not isinstance(weight, nn.Parameter) or torch._C._functorch.maybe_current_level() is not None:
         return of(weight)
     caches = _OPEN.get()
     return caches[-1].value(of, weight) if caches and not weight.is_inference() else of(weight)

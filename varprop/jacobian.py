@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from .cache import WeightCache
 from .gaussian import Gaussian
 from .graph.steps import tensors_in
 from .graph.store import UndecidedError
@@ -29,7 +30,7 @@ from .methods.noise import Noise, Uses, of_weights
 from .methods.tables import DVI
 from .posterior import is_random, posteriors
 from .substitution import substituted
-from .tangent import followed, gradients, recorded, signs
+from .tangent import Tangent, followed, gradients, recorded, signs
 
 Outputs: TypeAlias = int | Sequence[int] | Tensor | None
 ENTRIES = 2**24
@@ -74,6 +75,13 @@ def correlated(
                 net, *x, method=method, output=output, outputs=outputs, batched=batched, **options
             )
     _check(net, inputs, method, batched)
+    with WeightCache():  # what the passes below compute from the weights, they share
+        return _correlated(net, inputs, method, output, outputs, batched)
+
+
+def _correlated(
+    net: nn.Module, inputs: Value, method: Method, output: Which, outputs: Outputs, batched: bool
+) -> Gaussian:
     network = _Network.of(net, method, output, batched, inputs)
     if not batched:
         return Gaussian.of(*network.moments(outputs, inputs, 1))
@@ -113,18 +121,21 @@ class _Network:
     """The largest number of derivatives of an output by one source."""
     in_turn: bool
     """Whether one pass can serve several examples: every shift holds one example after the other."""
+    tangent: Tangent | None = None
+    """At the inputs, if they are one example and nothing has to be known before its pass."""
 
     @classmethod
     def of(cls, net: nn.Module, method: Method, output: Which, batched: bool, inputs: Value) -> _Network:
         first = _examples(itemgetter(slice(1)), inputs) if batched else inputs
         uses = _uses(net, method, first, inputs)
         weights, noise = dict(_weights(net, uses)), Noise(uses)
+        is_one = not batched or len(tensors_in(inputs)[0]) == 1
+        if is_one and not weights and not _is_transformed(net, inputs):
+            tangent = recorded(partial(_run, net, method, output, inputs), uses, 1, net)
+            entries = tangent.mean.numel()
+            size = max(entries, tangent.size)
+            return cls(net, method, output, batched, uses, weights, [], entries, size, True, tangent)
         f = _run(net, method, output, first, {}, noise)
-        if not isinstance(f, Gaussian):
-            raise TypeError(
-                f"correlated: needs one Gaussian as the network's output, and {method.name} gives a "
-                f"{type(f).__name__}; see vp.DVI(net, x), and name the value that is meant with output=."
-            )
         shifts = [torch.zeros_like(mean) for mean in noise.means]
         run = partial(_run, net, method, output)
         in_turn = batched and not weights and _lie_in_turn(run, uses, shifts, inputs)
@@ -142,7 +153,7 @@ class _Network:
             tangent = followed(run, self.uses, n, self.weights, shifts)
             f = tangent.mean
         else:
-            tangent = recorded(run, self.uses, n, self.net)
+            tangent = self.tangent or recorded(run, self.uses, n, self.net)
             f = tangent.mean.detach()
         flat, sums, var = f.reshape(n, -1), [], []
         for rows in _rows(outputs, flat, at_once=max(1, ENTRIES // (n * self.size))):
@@ -160,17 +171,27 @@ class _Network:
 
     def is_transformed(self, inputs: Value) -> bool:
         """Whether torch.func is needed: the result is to be differentiated, or the network is transformed."""
-        tensors = *self.net.parameters(), *tensors_in(inputs)
-        trained = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        return bool(self.weights) or trained or _inside_transform()
+        return bool(self.weights) or _is_transformed(self.net, inputs)
 
 
 def _run(
     net: nn.Module, method: Method, output: Which, inputs: Value, weights: Mapping[str, Tensor], noise: Noise
-) -> Value:
+) -> Gaussian:
     """A pass with these weights in the place of the network's own, and with this noise."""
     args, given = noise.inputs(inputs)
-    return chosen(substituted(net, weights, method.watching(noise.watch), *args, **given), output)
+    f = chosen(substituted(net, weights, method.watching(noise.watch), *args, **given), output)
+    if not isinstance(f, Gaussian):
+        raise TypeError(
+            f"correlated: needs one Gaussian as the network's output, and {method.name} gives a "
+            f"{type(f).__name__}; see vp.DVI(net, x), and name the value that is meant with output=."
+        )
+    return f
+
+
+def _is_transformed(net: nn.Module, inputs: Value) -> bool:
+    """Whether the result is to be differentiated, or the network is transformed."""
+    tensors = *net.parameters(), *tensors_in(inputs)
+    return _inside_transform() or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
 
 
 def _inside_transform() -> bool:

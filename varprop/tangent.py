@@ -38,6 +38,8 @@ class Tangent:
     sources: Sequence[Source]
     together: bool
     """Whether the variances of several sums can be computed at once, by `vmap`."""
+    size: int = 0
+    """The largest number of entries of a shift."""
 
     def variances(self, rows: Tensor) -> Tensor:
         """Of weighted sums of the entries, given as (sums, n, entries), for each example and sum."""
@@ -72,10 +74,12 @@ class Tangent:
 
 def recorded(run: Pass, uses: Uses, n: int, net: nn.Module) -> Tangent:
     """The factor of an average is computed where the pass meets it."""
-    constant = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    constant = {name: nn.Parameter(p.detach(), requires_grad=False) for name, p in net.named_parameters()}
 
     def tangent(noise: Noise, y: Gaussian) -> Tangent:
-        return Tangent(n, y.mean, partial(gradients, y.mean, noise.means), (), noise.sources, together=False)
+        size = max((mean.numel() for mean in noise.means), default=0)
+        slopes = partial(gradients, y.mean, noise.means)
+        return Tangent(n, y.mean, slopes, (), noise.sources, together=False, size=size)
 
     with torch.enable_grad():
         noise = Noise(uses, n, recorded=True, factor=lambda noise, y: tangent(noise, y).factor(y.var))
