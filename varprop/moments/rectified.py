@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
+from ..derivatives import derived
 from ..gaussian import Gaussian
 from .piecewise import RELU, Piecewise, step
 
@@ -115,8 +116,9 @@ def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
     Gaussian(mean=tensor(0.3989), var=tensor(0.3408))
     """
     if pieces is RELU:
-        moments = _Relu.apply if torch.is_grad_enabled() else _Relu.forward
-        return Gaussian.of(*moments(x.mean, x.var)[:2])
+        if not torch.is_grad_enabled():
+            return Gaussian.of(*_relu(x.mean, x.var)[:2])
+        return Gaussian.of(*derived(_Relu, x.mean, x.var)[:2])
     mean, here = pieces(x.mean), pieces.slope(x.mean)
     var = here.square() * x.var
     tails = [(knot, bend, tail(x, knot)) for knot, bend in pieces.bends]
@@ -160,16 +162,7 @@ class _Relu(torch.autograd.Function):
 
     @staticmethod
     def forward(m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        per_std = v.clamp(min=torch.finfo(v.dtype).tiny).rsqrt_()
-        std = v * per_std
-        k = (m.abs() * per_std).clamp(max=_reach(v))
-        below = (k * math.sqrt(0.5)).erfc_().mul_(0.5)
-        density = k.square().mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
-        gap = torch.addcmul(density, k, below, value=-1).relu_()
-        mean = torch.addcmul(F.relu(m), std, gap)
-        above = step(torch.rsub(below, 1, alpha=2), m).add_(below)
-        var = torch.addcmul(above, gap, k.add_(gap), value=-1).relu_().mul_(v)
-        return mean, var, above, density.mul_(per_std).mul_(std).mul_(per_std)  # zero where v is
+        return _relu(m, v, derivatives=True)
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -198,6 +191,25 @@ class _Relu(torch.autograd.Function):
         to_m = torch.addcmul(to_mean * above, to_var, torch.addcmul(mean, mean, above, value=-1), value=2)
         to_v = torch.addcmul(0.5 * to_mean * e, to_var, torch.addcmul(above, mean, e, value=-1))
         return to_m, to_v
+
+
+def _relu(m: Tensor, v: Tensor, derivatives: bool = False) -> tuple[Tensor, ...]:
+    """E and Var of `_Relu` and, for the derivatives, U and e.
+
+    Whatever is not needed any more gives up its memory, to what comes next or at once.
+    """
+    per_std = v.clamp(min=torch.finfo(v.dtype).tiny).rsqrt_()
+    k = (m * per_std).abs_().clamp_max_(_reach(v))
+    below = (k * math.sqrt(0.5)).erfc_().mul_(0.5)
+    density = k.square().mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
+    std = v * per_std if derivatives else per_std.mul_(v)
+    gap = torch.addcmul(density, k, below, value=-1).relu_()
+    e = density.mul_(per_std).mul_(std).mul_(per_std) if derivatives else None  # zero where v is
+    del density
+    mean = torch.addcmul(F.relu(m), std, gap)
+    above = step(torch.rsub(below, 1, alpha=2), m).add_(below)
+    var = torch.addcmul(above, gap, k.add_(gap), value=-1).relu_().mul_(v)
+    return (mean, var) if e is None else (mean, var, above, e)
 
 
 def _step_and_density(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
