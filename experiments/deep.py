@@ -27,7 +27,7 @@ from .block import Block
 from .image_predictions import drawn, predict, scale
 from .images import Augmentation, ImageSet, loader
 from .schedule import Schedule
-from .table2 import HELD_OUT, Tempered
+from .table2 import HELD_OUT
 from .tables import markdown
 
 EPOCHS, FURTHER = 6, 2
@@ -98,7 +98,7 @@ class Run:
         if row.method is not vp.DETERMINISTIC:
             vp.variational(net)
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        prior, n = Tempered(vp.priors.FanIn(4.0), row.share), len(self.images.x)
+        prior, n = vp.priors.Tempered(vp.priors.FanIn(4.0), row.share), len(self.images.x)
         elbo = vp.ELBO(net, row.method, vp.likelihoods.Categorical(), prior, n_data=n)
         batches = loader(self.images, BATCH, Augmentation())
         schedule = Schedule(epochs, rate, cycle=True, logvar=0.2)

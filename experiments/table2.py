@@ -71,17 +71,6 @@ TASKS = {
 
 
 @dataclass(frozen=True)
-class Tempered(vp.priors.Prior):
-    """A prior whose divergence counts in part: the posterior of data seen 1/weight times."""
-
-    prior: vp.priors.Prior
-    weight: float
-
-    def kl(self, q: Any) -> Tensor:
-        return self.weight * self.prior.kl(q)
-
-
-@dataclass(frozen=True)
 class Recipe:
     """How a row is trained. The defaults are the paper's protocol."""
 
@@ -111,7 +100,7 @@ class Recipe:
 
 def ours(weight: float = 0.03, shift: int = 1, members: int = 3) -> Recipe:
     """DVI with a part of its divergence, on augmented images."""
-    return Recipe(vp.DVI, Tempered(vp.priors.FanIn(4.0), weight), augmented=shift, members=members)
+    return Recipe(vp.DVI, vp.priors.Tempered(vp.priors.FanIn(4.0), weight), augmented=shift, members=members)
 
 
 ROWS = {

@@ -67,6 +67,7 @@ X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 8).view(4, 2)
         objective(mlp(biases=True), vp.vbp(slope=7.0), kl_z_weight=0.1, prior=vp.priors.LogUniform()),
         objective(mlp(posterior="factored"), vp.DVI, prior=vp.priors.EmpiricalBayes((1.0, 10.0))),
         objective(mlp(posterior="horseshoe"), vp.DVI, prior=vp.priors.Horseshoe(0.5)),
+        objective(mlp(), vp.DVI, prior=vp.priors.Tempered(vp.priors.FanIn(4.0), 0.03)),
         objective(mlp(), vp.LOCAL_REPARAM, vp.likelihoods.MultiLabel("bound")),
         objective(nn.Sequential(nn.Linear(3, 2)), vp.DETERMINISTIC),
         objective(mlp(), vp.PBP),

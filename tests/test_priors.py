@@ -270,8 +270,9 @@ def test_horseshoe_gives_random_biases_a_standard_normal_and_refuses_weights_wit
         priors.Horseshoe,
         lambda v: priors.EmpiricalBayes((v, 1.0)),
         lambda v: priors.EmpiricalBayes((1.0, v)),
+        lambda v: priors.Tempered(priors.Normal(), v),
     ],
-    ids=["Normal", "FanIn", "Horseshoe", "EmpiricalBayes a", "EmpiricalBayes b"],
+    ids=["Normal", "FanIn", "Horseshoe", "EmpiricalBayes a", "EmpiricalBayes b", "Tempered"],
 )
 def test_bad_arguments_are_refused(make, value):
     with pytest.raises(ValueError, match="must be positive"):
@@ -334,6 +335,19 @@ def test_gradients_are_those_of_finite_differences(prior):
     assert torch.autograd.gradcheck(lambda m, v: prior.kl(Posterior(m, v)), (q.mean, q.logvar))
 
 
+def test_a_tempered_divergence_is_a_part_of_the_whole():
+    qs = [posterior(5, 4), posterior(3, seed=1)]
+    for prior in PRIORS:
+        tempered = priors.Tempered(prior, 0.1)
+        torch.testing.assert_close(tempered.kl(qs[0]), 0.1 * prior.kl(qs[0]))
+        torch.testing.assert_close(tempered.total(qs), 0.1 * prior.total(qs))
+
+
+def test_a_tempered_prior_needs_a_prior():
+    with pytest.raises(TypeError, match="Tempered: prior must be a prior"):
+        priors.Tempered(0.1)
+
+
 @pytest.mark.parametrize("prior", [priors.Normal(3.0), priors.FanIn(2.0), priors.LogUniform()])
 def test_the_total_is_the_sum_over_tensors(prior):
     qs = [posterior(5, 4), posterior(3, seed=1)]
@@ -341,12 +355,12 @@ def test_the_total_is_the_sum_over_tensors(prior):
 
 
 def test_the_total_of_a_subclass_is_by_its_own_divergence():
-    class Tempered(priors.Normal):
+    class Doubled(priors.Normal):
         def kl(self, q: Posterior) -> Tensor:
-            return 0.1 * super().kl(q)
+            return 2 * super().kl(q)
 
     qs = [posterior(5, 4), posterior(3, seed=1)]
-    torch.testing.assert_close(Tempered(3.0).total(qs), 0.1 * priors.Normal(3.0).total(qs))
+    torch.testing.assert_close(Doubled(3.0).total(qs), 2 * priors.Normal(3.0).total(qs))
 
 
 def test_first_and_second_derivatives_of_the_total_are_those_of_finite_differences():

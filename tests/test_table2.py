@@ -127,12 +127,6 @@ def test_rows_start_from_the_same_means(images: ImageSet) -> None:
     assert torch.equal(plain[-1].weight, ours[-1].weight)
 
 
-def test_a_tempered_prior_counts_in_part() -> None:
-    ((_, q),) = vp.posteriors(vp.variational(nn.Linear(3, 2)))
-    prior = vp.priors.FanIn(4.0)
-    torch.testing.assert_close(table2.Tempered(prior, 0.1).kl(q), 0.1 * prior.kl(q))
-
-
 # -------------------- schedule
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from . import likelihoods, priors
 from .inspect import metrics
-from .methods import DETERMINISTIC, VBP, Method
+from .methods import DETERMINISTIC, DVI, VBP
 from .objectives import ELBO
 from .predictive import ClassPredictive, NormalPredictive, Regression
 from .randomisation import variational
@@ -28,7 +28,9 @@ from .reporting import report
 from .sklearn import BayesianMLPRegressor
 from .training.loop import fit
 
-METHODS = {"plain network": DETERMINISTIC, "VBP": VBP}
+METHODS = {"plain network": DETERMINISTIC, "VBP": VBP, "DVI": DVI}
+PRIOR = priors.Tempered(priors.FanIn(4.0), weight=0.1)
+"""As the classifier has it by default."""
 
 
 def demo(out: str | Path = "demo") -> None:
@@ -42,15 +44,6 @@ def demo(out: str | Path = "demo") -> None:
     )
     console.print(f"A report on the last of these networks: {Path(out) / 'report.html'}")
     console.print(f"A regression with its uncertainty: {_curve(Path(out) / 'regression.png')}")
-
-
-def _objective(
-    net: nn.Module, method: Method, likelihood: likelihoods.Likelihood, precision: float, n: int
-) -> ELBO:
-    net = copy.deepcopy(net)
-    if not method.deterministic:
-        variational(net)
-    return ELBO(net, method, likelihood, priors.Normal(precision), n_data=n)
 
 
 def _diabetes() -> dict[str, list[float]]:
@@ -96,8 +89,10 @@ def _digits(page: Path) -> dict[str, list[float]]:
     )
     rows = {}
     for name, method in METHODS.items():
-        elbo = _objective(net, method, likelihoods.Categorical(), 1.0, len(x_train))
-        history = fit(elbo, (x_train, y_train), epochs=20, lr=0.005, schedule="cosine")
+        copied = copy.deepcopy(net)
+        random = copied if method.deterministic else variational(copied)
+        elbo = ELBO(random, method, likelihoods.Categorical(), PRIOR, n_data=len(x_train))
+        history = fit(elbo, (x_train, y_train), epochs=60, lr=0.005, schedule="cosine")
         p = elbo.predict(x_test)
         assert isinstance(p, ClassPredictive)
         error = (p.probs.argmax(1) != y_test).float().mean()

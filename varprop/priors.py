@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .derivatives import derived
 from .posterior import Posterior, scale_posteriors
 
 
@@ -23,32 +22,31 @@ class Prior(ABC):
     def kl(self, q: Posterior) -> Tensor:
         """KL(q || p), summed over the entries of the tensor."""
 
-    def total(self, qs: Iterable[Posterior]) -> Tensor:
+    def total(self, qs: Sequence[Posterior]) -> Tensor:
         """The divergence of several tensors, summed."""
         kls = [self.kl(q) for q in qs]
         return sum(kls[1:], kls[0])
 
 
-class _Normal(Prior):
-    """Normal priors that know a number as the variance of a whole tensor, around zero or around a centre."""
+class Isotropic(Prior):
+    """A normal prior with one variance for all weights of a tensor."""
 
     @abstractmethod
-    def _apart(self, q: Posterior) -> tuple[Tensor, float]:
-        """The means from the centre of the prior, and its variance."""
+    def deviation(self, q: Posterior) -> tuple[Tensor, float]:
+        """The means of the weights less those of the prior, and the prior's variance."""
 
     def kl(self, q: Posterior) -> Tensor:
-        return _of_all([q.logvar], [self._apart(q)])
+        return _isotropic_kl([q.logvar], [self.deviation(q)])
 
-    def total(self, qs: Iterable[Posterior]) -> Tensor:
-        """The same as the sum, in one step: a small network's is made of small operations."""
-        if type(self).kl is not _Normal.kl:  # a subclass has its own
+    def total(self, qs: Sequence[Posterior]) -> Tensor:
+        if type(self).kl is not Isotropic.kl:  # a subclass has its own
             return super().total(qs)
-        qs = list(qs)
-        return _of_all([q.logvar for q in qs], [self._apart(q) for q in qs])
+        # One step for all tensors: in a small network the number of operations is what takes the time.
+        return _isotropic_kl([q.logvar for q in qs], [self.deviation(q) for q in qs])
 
 
 @dataclass(frozen=True)
-class Normal(_Normal):
+class Normal(Isotropic):
     """w ~ N(0, 1/precision) (Eq. 32).
 
     >>> from varprop.posterior import Posterior
@@ -61,12 +59,12 @@ class Normal(_Normal):
     def __post_init__(self) -> None:
         _check_positive("Normal", precision=self.precision)
 
-    def _apart(self, q: Posterior) -> tuple[Tensor, float]:
+    def deviation(self, q: Posterior) -> tuple[Tensor, float]:
         return q.mean, 1 / self.precision
 
 
 @dataclass(frozen=True)
-class FanIn(_Normal):
+class FanIn(Isotropic):
     """w ~ N(0, gain/n), where n is the fan-in: how many inputs an output of the layer sums over (Eq. 32).
 
     With weights from this prior and gain 1, the outputs of a layer are as large as its inputs, however wide
@@ -90,13 +88,13 @@ class FanIn(_Normal):
     def __post_init__(self) -> None:
         _check_positive("FanIn", gain=self.gain)
 
-    def _apart(self, q: Posterior) -> tuple[Tensor, float]:
+    def deviation(self, q: Posterior) -> tuple[Tensor, float]:
         n = math.prod(q.mean.shape[1:]) if q.fan_in is None else q.fan_in
         return q.mean if q.centre is None else q.mean - q.centre, self.gain / n
 
 
 @dataclass(frozen=True)
-class Centred(_Normal):
+class Centred(Isotropic):
     """w ~ N(w₀, 1/precision), where w₀ are the weights that `centred(net)` stored (Eq. 33).
 
     They are usually those of a pretrained network (after Krishnan et al. 2020).
@@ -112,7 +110,7 @@ class Centred(_Normal):
     def __post_init__(self) -> None:
         _check_positive("Centred", precision=self.precision)
 
-    def _apart(self, q: Posterior) -> tuple[Tensor, float]:
+    def deviation(self, q: Posterior) -> tuple[Tensor, float]:
         if q.centre is None:
             raise ValueError(
                 "Centred: the posterior has no centre; store the pretrained weights with centred(net)."
@@ -218,23 +216,53 @@ class Horseshoe(Prior):
         return kl
 
 
+@dataclass(frozen=True)
+class Tempered(Prior):
+    """A prior whose divergence counts in part: weight × KL(q || p), as if data had been seen 1/weight times.
+
+    With the whole divergence classes are often underconfident, and deep networks underfit (Wenzel et al.
+    2020). With a weight other than 1 the ELBO is no bound on the evidence.
+
+    >>> q = vp.posterior.Posterior(torch.tensor([0.3]), torch.tensor([-2.0]))
+    >>> Tempered(Normal(precision=10.0), weight=0.1).kl(q)
+    tensor(0.0475)
+    """
+
+    prior: Prior
+    weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prior, Prior):
+            raise TypeError(
+                f"Tempered: prior must be a prior, got {self.prior!r}; pass priors.FanIn(4.0), say."
+            )
+        _check_positive("Tempered", weight=self.weight)
+
+    def kl(self, q: Posterior) -> Tensor:
+        return self.weight * self.prior.kl(q)
+
+    def total(self, qs: Sequence[Posterior]) -> Tensor:
+        return self.weight * self.prior.total(qs)
+
+
 def normal_kl(q: Posterior, var: Tensor | float) -> Tensor:
     """KL(q || N(0, var)), summed over the entries (Eq. 32)."""
     if not isinstance(var, Tensor):
-        return _of_all([q.logvar], [(q.mean, var)])
+        return _isotropic_kl([q.logvar], [(q.mean, var)])
     logvar = q.logvar.expand_as(q.mean)
     return 0.5 * ((q.mean.square() + logvar.exp()) / var - logvar - 1 + torch.log(var)).sum()
 
 
-def _of_all(logvars: Sequence[Tensor], parts: Sequence[tuple[Tensor, float]]) -> Tensor:
-    """Σ KL(q || N(0, var)) over tensors with these log-variances, means and variances of the prior."""
-    means = [mean for mean, _ in parts]
+def _isotropic_kl(logvars: Sequence[Tensor], deviations: Sequence[tuple[Tensor, float]]) -> Tensor:
+    """Σ KL(q || N(0, var)) over tensors with these log-variances, and with these means and variances."""
+    means = [mean for mean, _ in deviations]
     spread = [logvar.expand_as(mean) for logvar, mean in zip(logvars, means, strict=True)]
-    kl: Tensor = derived(_NormalKL, tuple(var for _, var in parts), *means, *spread)
+    variances = tuple(var for _, var in deviations)
+    kl: Tensor = _IsotropicKL.apply(variances, *means, *spread)  # type: ignore[no-untyped-call]
     return kl
 
 
-class _NormalKL(torch.autograd.Function):
+class _IsotropicKL(torch.autograd.Function):
     """Eq. 32 of several tensors, with its derivatives, m/var and (exp(logvar)/var - 1)/2."""
 
     generate_vmap_rule = True

@@ -47,7 +47,16 @@ LAYERS: dict[str, type[nn.Module]] = {"Pieces": Pieces} | {
 """The layers that a file may name. Nothing else in a file is ever looked up or called."""
 PRIORS: dict[str, type[priors.Prior]] = {
     name: getattr(priors, name)
-    for name in ("Normal", "FanIn", "Centred", "Earlier", "LogUniform", "EmpiricalBayes", "Horseshoe")
+    for name in (
+        "Normal",
+        "FanIn",
+        "Centred",
+        "Earlier",
+        "LogUniform",
+        "EmpiricalBayes",
+        "Horseshoe",
+        "Tempered",
+    )
 }
 LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
     name: getattr(likelihoods, name)
@@ -186,8 +195,16 @@ def _describe_likelihood(likelihood: likelihoods.Likelihood) -> Description | No
 def describe_prior(prior: priors.Prior) -> Description | None:
     if type(prior) is not PRIORS.get(type(prior).__name__):
         return None
-    return {"type": type(prior).__name__, "arguments": _arguments(prior)}
+    arguments = _arguments(prior)
+    if isinstance(prior, priors.Tempered):
+        arguments["prior"] = describe_prior(prior.prior)
+        if arguments["prior"] is None:
+            return None
+    return {"type": type(prior).__name__, "arguments": arguments}
 
 
 def make_prior(description: Description) -> priors.Prior:
-    return _make(PRIORS, description)
+    arguments = description["arguments"]
+    if description["type"] == "Tempered":
+        arguments = arguments | {"prior": make_prior(arguments["prior"])}
+    return _make(PRIORS, {**description, "arguments": arguments})

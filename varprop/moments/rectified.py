@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
-from ..derivatives import derived
 from ..gaussian import Gaussian
 from .piecewise import RELU, Piecewise, step
 
@@ -118,7 +117,7 @@ def rectify(x: Gaussian, pieces: Piecewise = RELU) -> Gaussian:
     if pieces is RELU:
         if not torch.is_grad_enabled():
             return Gaussian.of(*_relu(x.mean, x.var)[:2])
-        return Gaussian.of(*derived(_Relu, x.mean, x.var)[:2])
+        return Gaussian.of(*_Relu.apply(x.mean, x.var)[:2])  # type: ignore[no-untyped-call]
     mean, here = pieces(x.mean), pieces.slope(x.mean)
     var = here.square() * x.var
     tails = [(knot, bend, tail(x, knot)) for knot, bend in pieces.bends]
