@@ -45,7 +45,7 @@ LOGVAR = -7.0
 """The logarithms of the weights' variances at the start."""
 FURTHER = 0.1
 """The share of the epochs of Adam that a further call of `partial_fit` makes."""
-REACH = 2.0
+REACH = 4.0
 """How many times the prior's variances in training those of the correlations are, chosen in gaps of data."""
 KEPT = 1000
 """The latest rows of the history that are kept, so that a stream needs no more memory."""
