@@ -47,7 +47,18 @@ def _runs(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _scores(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
-    head = ["images", "row", "runs", "error, %", "paper", "log-likelihood", "paper", "ECE", "Brier score"]
+    head = [
+        "images",
+        "row",
+        "runs",
+        "epochs",
+        "error, %",
+        "paper",
+        "log-likelihood",
+        "paper",
+        "ECE",
+        "Brier score",
+    ]
     lines = []
     for k, name in enumerate(IMAGES):
         for row, sets in rows.items():
@@ -56,8 +67,11 @@ def _scores(rows: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
                 own = {score: [run["own"][score] for run in runs] for score in runs[0]["own"]}
                 error = spread([100 * value for value in own["error"]], 2)
                 fit, ece, brier = (spread(own[score], 4) for score in ("log_likelihood", "ece", "brier"))
+                epochs = ", ".join(dict.fromkeys(str(run["configuration"]["epochs"]) for run in runs))
                 seconds = f"{np.median([run['seconds_per_epoch'] for run in runs]):.0f}"
-                lines.append([name, row, str(len(runs)), error, paper[0], fit, paper[1], ece, brier, seconds])
+                lines.append(
+                    [name, row, str(len(runs)), epochs, error, paper[0], fit, paper[1], ece, brier, seconds]
+                )
     return markdown([[*head, "s / epoch"], *lines])
 
 

@@ -109,6 +109,24 @@ def test_the_readme_states_the_committed_ranks() -> None:
     assert f"90 % intervals cover {100 * np.mean(list(coverage)):.0f} %" in readme
 
 
+def test_the_readme_states_the_committed_errors_of_images() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+
+    def errors(row: str) -> list[float]:
+        folder = ROOT / "experiments" / "results" / "table2" / "short" / row
+        cells = [folder.glob(f"{name}-?.json") for name in ("MNIST", "FashionMNIST", "CIFAR-10", "CIFAR-100")]
+        return [
+            100 * float(np.mean([json.loads(path.read_text())["own"]["error"] for path in paths]))
+            for paths in cells
+        ]
+
+    mnist, fashion, ten, hundred = errors("vbp")
+    first = f"{mnist:.2f} % of MNIST, {fashion:.1f} % of FashionMNIST, {ten:.1f} % of CIFAR-10"
+    assert f"{first} and {hundred:.1f} % of CIFAR-100" in readme
+    mnist, fashion, ten, hundred = errors("dvi")
+    assert f"`vp.DVI` on {mnist:.2f}, {fashion:.1f}, {ten:.1f} and {hundred:.1f} %" in readme
+
+
 def test_the_page_of_streams_states_the_committed_measurement() -> None:
     page = " ".join((DOCS / "streaming.md").read_text().split())
     found = json.loads((ROOT / "benchmarks" / "results" / "stream.json").read_text())
