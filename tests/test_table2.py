@@ -283,7 +283,7 @@ def test_cells_from_end_to_end(
     printed = capsys.readouterr().out
     both = [json.loads(path.with_name(f"MNIST-{run}.json").read_text()) for run in (0, 1)]
     error = 50 * sum(run["own"]["error"] for run in both)
-    assert f"| MNIST | vbp | 2 | {error:.2f} ± " in printed
+    assert f"| MNIST | vbp | 2 | 2 | {error:.2f} ± " in printed
     assert " | 0.85 | " in printed
     figures.main(["--cells", str(tmp_path / "short"), "--out", str(tmp_path / "figures")])
     drawn = sorted(path.stem for path in (tmp_path / "figures").glob("*.png"))
