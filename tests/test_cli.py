@@ -525,7 +525,8 @@ def test_the_level_and_the_identifiers_of_predictions(place: Path, tmp_path: Pat
     p = pd.read_csv(tmp_path / "p.csv")
     assert list(p)[:3] == ["nr", "town", "mean"]
     assert p.nr.tolist() == [f"A{i}" for i in range(50)]
-    np.testing.assert_allclose(p["upper"] - p["lower"], 2 * 0.67449 * p["std"], rtol=0.2)  # a mixture
+    ratio = (p["upper"] - p["lower"]) / p["std"]  # of a mixture, which is normal where its members agree
+    assert np.median(ratio) == pytest.approx(2 * 0.67449, rel=0.1)
 
 
 def test_predictions_have_no_more_digits_than_they_are_worth(place: Path) -> None:
