@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -45,31 +46,18 @@ LAYERS: dict[str, type[nn.Module]] = {"Pieces": Pieces} | {
     )
 }
 """The layers that a file may name. Nothing else in a file is ever looked up or called."""
-PRIORS: dict[str, type[priors.Prior]] = {
-    name: getattr(priors, name)
-    for name in (
-        "Normal",
-        "FanIn",
-        "Centred",
-        "Earlier",
-        "LogUniform",
-        "EmpiricalBayes",
-        "Horseshoe",
-        "Tempered",
-    )
-}
-LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = {
-    name: getattr(likelihoods, name)
-    for name in (
-        "Normal",
-        "HeteroscedasticNormal",
-        "BoundedNoise",
-        "StudentT",
-        "Categorical",
-        "Bernoulli",
-        "MultiLabel",
-    )
-}
+
+
+def _kinds(module: ModuleType, names: str) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in names.split()}
+
+
+PRIORS: dict[str, type[priors.Prior]] = _kinds(
+    priors, "Normal FanIn Centred Earlier LogUniform EmpiricalBayes Horseshoe Tempered"
+)
+LIKELIHOODS: dict[str, type[likelihoods.Likelihood]] = _kinds(
+    likelihoods, "Normal HeteroscedasticNormal BoundedNoise StudentT Categorical Bernoulli MultiLabel"
+)
 
 
 def describe_objective(elbo: ELBO) -> Description:
