@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,25 +27,8 @@ class Prior(ABC):
         return sum(kls[1:], kls[0])
 
 
-class Isotropic(Prior):
-    """A normal prior with one variance for all weights of a tensor."""
-
-    @abstractmethod
-    def deviation(self, q: Posterior) -> tuple[Tensor, float]:
-        """The means of the weights less those of the prior, and the prior's variance."""
-
-    def kl(self, q: Posterior) -> Tensor:
-        return _isotropic_kl([q.logvar], [self.deviation(q)])
-
-    def total(self, qs: Sequence[Posterior]) -> Tensor:
-        if type(self).kl is not Isotropic.kl:  # a subclass has its own
-            return super().total(qs)
-        # One step for all tensors: in a small network the number of operations is what takes the time.
-        return _isotropic_kl([q.logvar for q in qs], [self.deviation(q) for q in qs])
-
-
 @dataclass(frozen=True)
-class Normal(Isotropic):
+class Normal(Prior):
     """w ~ N(0, 1/precision) (Eq. 32).
 
     >>> from varprop.posterior import Posterior
@@ -59,12 +41,12 @@ class Normal(Isotropic):
     def __post_init__(self) -> None:
         _check_positive("Normal", precision=self.precision)
 
-    def deviation(self, q: Posterior) -> tuple[Tensor, float]:
-        return q.mean, 1 / self.precision
+    def kl(self, q: Posterior) -> Tensor:
+        return normal_kl(q, 1 / self.precision)
 
 
 @dataclass(frozen=True)
-class FanIn(Isotropic):
+class FanIn(Prior):
     """w ~ N(0, gain/n), where n is the fan-in: how many inputs an output of the layer sums over (Eq. 32).
 
     With weights from this prior and gain 1, the outputs of a layer are as large as its inputs, however wide
@@ -88,13 +70,13 @@ class FanIn(Isotropic):
     def __post_init__(self) -> None:
         _check_positive("FanIn", gain=self.gain)
 
-    def deviation(self, q: Posterior) -> tuple[Tensor, float]:
+    def kl(self, q: Posterior) -> Tensor:
         n = math.prod(q.mean.shape[1:]) if q.fan_in is None else q.fan_in
-        return q.mean if q.centre is None else q.mean - q.centre, self.gain / n
+        return normal_kl(q if q.centre is None else replace(q, mean=q.mean - q.centre), self.gain / n)
 
 
 @dataclass(frozen=True)
-class Centred(Isotropic):
+class Centred(Prior):
     """w ~ N(w₀, 1/precision), where w₀ are the weights that `centred(net)` stored (Eq. 33).
 
     They are usually those of a pretrained network (after Krishnan et al. 2020).
@@ -110,12 +92,12 @@ class Centred(Isotropic):
     def __post_init__(self) -> None:
         _check_positive("Centred", precision=self.precision)
 
-    def deviation(self, q: Posterior) -> tuple[Tensor, float]:
+    def kl(self, q: Posterior) -> Tensor:
         if q.centre is None:
             raise ValueError(
                 "Centred: the posterior has no centre; store the pretrained weights with centred(net)."
             )
-        return q.mean - q.centre, 1 / self.precision
+        return normal_kl(replace(q, mean=q.mean - q.centre), 1 / self.precision)
 
 
 @dataclass(frozen=True)
@@ -241,58 +223,15 @@ class Tempered(Prior):
     def kl(self, q: Posterior) -> Tensor:
         return self.weight * self.prior.kl(q)
 
-    def total(self, qs: Sequence[Posterior]) -> Tensor:
-        return self.weight * self.prior.total(qs)
-
 
 def normal_kl(q: Posterior, var: Tensor | float) -> Tensor:
     """KL(q || N(0, var)), summed over the entries (Eq. 32)."""
-    if not isinstance(var, Tensor):
-        return _isotropic_kl([q.logvar], [(q.mean, var)])
     logvar = q.logvar.expand_as(q.mean)
-    return 0.5 * ((q.mean.square() + logvar.exp()) / var - logvar - 1 + torch.log(var)).sum()
-
-
-def _isotropic_kl(logvars: Sequence[Tensor], deviations: Sequence[tuple[Tensor, float]]) -> Tensor:
-    """Σ KL(q || N(0, var)) over tensors with these log-variances, and with these means and variances."""
-    means = [mean for mean, _ in deviations]
-    spread = [logvar.expand_as(mean) for logvar, mean in zip(logvars, means, strict=True)]
-    variances = tuple(var for _, var in deviations)
-    kl: Tensor = _IsotropicKL.apply(variances, *means, *spread)  # type: ignore[no-untyped-call]
-    return kl
-
-
-class _IsotropicKL(torch.autograd.Function):
-    """Eq. 32 of several tensors, with its derivatives, m/var and (exp(logvar)/var - 1)/2."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(variances: Sequence[float], *tensors: Tensor) -> Tensor:
-        kls = []
-        for mean, logvar, var in _split(tensors, variances):
-            sums = torch.addcmul(logvar.exp().sub_(logvar, alpha=var), mean, mean).sum()
-            kls.append(sums.mul_(0.5 / var).add_(0.5 * mean.numel() * (math.log(var) - 1)))
-        return sum(kls[1:], kls[0])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.variances, *tensors = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, to_kl: Tensor) -> tuple[Tensor | None, ...]:
-        half, to_means, to_logvars = 0.5 * to_kl, [], []
-        for mean, logvar, var in _split(ctx.saved_tensors, ctx.variances):
-            to_means.append(mean * (to_kl / var))
-            to_logvars.append((logvar - math.log(var)).expm1_() * half)
-        return None, *to_means, *to_logvars
-
-
-def _split(tensors: Sequence[Tensor], variances: Sequence[float]) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """Means, which come first, log-variances and variances of the prior."""
-    n = len(variances)
-    return zip(tensors[:n], tensors[n:], variances, strict=True)
+    if isinstance(var, Tensor):
+        return 0.5 * ((q.mean.square() + logvar.exp()) / var - logvar - 1 + torch.log(var)).sum()
+    # A norm has the cheapest gradient of all sums of squares: one pass over the weights.
+    sums = torch.linalg.vector_norm(q.mean).square() + torch.sub(logvar.exp(), logvar, alpha=var).sum()
+    return 0.5 / var * sums + 0.5 * q.mean.numel() * (math.log(var) - 1)
 
 
 def lognormal_gamma_kl(mean: Tensor, logvar: Tensor, scale: float) -> Tensor:
