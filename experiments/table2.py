@@ -55,13 +55,17 @@ class Task:
     """Test images that the drawn networks see."""
     precision: str | None = None
     """Of the products in training; single by default. Predictions are in single precision."""
+    compiled: bool = False
+    """Whether the step is compiled."""
 
 
 def cifar100_test() -> dict[str, Tensor]:
     return {"CIFAR-100": data.cifar100()[2]}
 
 
-wide = partial(Task, epochs=10, logvar=0.4, flip=True, passes=30, audited=2000, precision="bf16-mixed")
+wide = partial(
+    Task, epochs=10, logvar=0.4, flip=True, passes=30, audited=2000, precision="bf16-mixed", compiled=True
+)
 TASKS = {
     "MNIST": Task(data.mnist, data.strangers),
     "FashionMNIST": Task(data.fashion_mnist, dict, flip=True),
@@ -152,6 +156,7 @@ def train(
         seed=seed,
         progress=progress,
         precision=task.precision,
+        compile=task.compiled,
     )
     curve = history[["loss", "data_fit", "kl", "seconds"]].to_dict("records")
     return elbo, cast("list[dict[str, float]]", curve)

@@ -62,6 +62,15 @@ class Spy:
 # ------------------------------------------------------------------------------------------- history and data
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+def test_a_compiled_step_changes_nothing() -> None:
+    plain, compiled = objective(method=vp.DVI), objective(method=vp.DVI)
+    options: dict[str, Any] = {"epochs": 3, "batch_size": 16, "kl_warmup": 2}  # the last batch has 2 rows
+    histories = [vp.fit(plain, (X, Y), **options), vp.fit(compiled, (X, Y), compile=True, **options)]
+    assert close(plain, compiled, atol=1e-5)
+    assert np.allclose(*(history[["loss", "data_fit", "kl"]] for history in histories), rtol=1e-4)
+
+
 def test_history_has_a_row_for_each_epoch() -> None:
     history = vp.fit(objective(), (X, Y), epochs=5, validation=(OTHER, OTHER[:, :1].abs()))
     assert list(history.columns) == [

@@ -43,6 +43,7 @@ def fit(
     validation: float | Data = 0.0,
     patience: int | None = None,
     clip: float | None = None,
+    compile: bool = False,
     checkpoint: str | Path | None = None,
     every: int = 1,
     resume: bool = False,
@@ -77,6 +78,8 @@ def fit(
         is in the history, and the weights of the best epoch are restored at the end.
     :param patience: stop after this many epochs without a better validation.
     :param clip: largest gradient norm.
+    :param compile: compile the step with `torch.compile`, which takes up to a minute and pays off after a few
+        thousand steps. Batches that are not shaped like the first one, such as the last, run as they are.
     :param checkpoint: a file that always holds the latest state, replaced as a whole every `every` epochs.
         With `resume`, training continues from it and ends at the same weights, bit for bit, as without
         interruption.
@@ -109,6 +112,7 @@ def fit(
         validation=validation,
         patience=patience,
         clip=clip,
+        compile=compile,
         checkpoint=checkpoint,
         every=every,
         resume=resume,

@@ -33,6 +33,7 @@ class Plan:
     validation: float | Data
     patience: int | None
     clip: float | None
+    compile: bool
     checkpoint: str | Path | None
     every: int
     resume: bool

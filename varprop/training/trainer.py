@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from ..objectives import ELBO
 from .checkpoints import Run
@@ -27,7 +28,7 @@ class Trainer:
 
     def __init__(self, run: Run, loader: Batches, fabric: Fabric, plan: Plan) -> None:
         self.run, self.elbo, self.loader, self.fabric, self.plan = run, run.elbo, loader, fabric, plan
-        module, optimiser = fabric.setup(_Step(run.elbo), run.optimiser)
+        module, optimiser = fabric.setup(_Step(run.elbo, plan.compile), run.optimiser)
         self.step: nn.Module = module
         self.optimiser: Optimizer = optimiser
 
@@ -111,12 +112,21 @@ class Trainer:
 class _Step(nn.Module):
     """The step as a module, which precision plugins and distributed wrappers can wrap."""
 
-    def __init__(self, elbo: ELBO) -> None:
+    def __init__(self, elbo: ELBO, compile: bool = False) -> None:
         super().__init__()
         self.elbo = elbo
+        self.compiled = torch.compile(step, dynamic=False) if compile else None
+        self.shapes: list[torch.Size] = []
+        """Those of the first batch: to compile for others takes longer than they do."""
 
     def forward(self, kl_weight: float, share: float, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return step(self.elbo, kl_weight, *batch, share=share)
+        shapes = [t.shape for t in pytree.tree_leaves(batch)]
+        self.shapes = self.shapes or shapes
+        if self.compiled is None or shapes != self.shapes:
+            return step(self.elbo, kl_weight, *batch, share=share)
+        # A tensor, because the compiler would take each number of a warm-up for a constant.
+        weight = next(self.elbo.parameters()).new_tensor(kl_weight)
+        return self.compiled(self.elbo, weight, *batch, share=share)
 
 
 @torch.no_grad()
