@@ -71,3 +71,47 @@ def test_random_numbers_are_drawn_anew() -> None:
     first, second = program(torch.zeros(3))
     assert not torch.equal(first, second)
     assert not torch.equal(first, program(torch.zeros(3))[0])
+
+
+def test_what_changes_nothing_is_left_out() -> None:
+    program = record(
+        lambda a: [a.t().t() * 3, (a * 1.0 + a.pow(2)).exp(), torch.ones(()).exp() * a], torch.ones(2, 3)
+    )
+    assert sorted(operations(program)) == [
+        "aten.add.Tensor",
+        "aten.exp.default",
+        "aten.mul.Tensor",
+        "aten.mul.Tensor",
+        "aten.mul.Tensor",
+        "aten.pow.Tensor_Scalar",
+    ]
+
+
+def test_gradients_have_no_powers_of_one() -> None:
+    def gradient(a: Tensor) -> Tensor:
+        return torch.autograd.grad(a.square().sum(), a)[0]
+
+    program = record(gradient, torch.ones(3, requires_grad=True))
+    a = torch.tensor([0.5, -2.0, 3.0])
+    assert torch.equal(program(a), 2 * a)
+    assert operations(program) == ["aten.mul.Scalar", "aten.mul.Tensor"]
+
+
+def test_a_constant_that_changes_outside_is_read_anew() -> None:
+    outside = torch.zeros(200)
+    program = record(lambda a: a + outside.exp(), torch.zeros(200))
+    outside.fill_(1.0)
+    torch.testing.assert_close(program(torch.zeros(200)), outside.exp())
+
+
+def test_a_product_with_one_that_changes_the_layout_stays() -> None:
+    times, power = torch.ops.aten.mul.Scalar, torch.ops.aten.pow.Tensor_Scalar
+
+    def function(a: Tensor) -> list[Tensor]:
+        return [times(a.expand(4, 3), 1).view(12), power(a.long(), 1.0)]
+
+    program = record(function, torch.ones(3))
+    a = torch.tensor([0.0, 1.0, 2.0])
+    stretched, first = program(a)
+    assert torch.equal(stretched, a.repeat(4))
+    assert first.dtype == a.dtype

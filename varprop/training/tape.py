@@ -64,7 +64,8 @@ class _Tape(TorchDispatchMode):
 
     def know(self, value: object, node: Node) -> None:
         if isinstance(value, Tensor):
-            node.meta["shape"], node.meta["memory"] = value.shape, _memory(value)
+            node.meta["layout"] = value.shape, value.stride(), value.dtype
+            node.meta["memory"] = _memory(value)
             self.known[id(value)] = node, value
         elif isinstance(value, list | tuple):
             for i, part in enumerate(value):
@@ -87,18 +88,38 @@ class _Tape(TorchDispatchMode):
         return result
 
     def drop_idle_operations(self) -> None:
-        """Remove reshapes to the same shape, what is computed a second time, and what is not used."""
-        aten = torch.ops.aten
-        idle = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default)
+        """Remove what changes nothing, what is computed twice or from constants, and what is not used.
+
+        Every value stays what it was, bit for bit.
+        """
         first: dict[str, Node] = {}
         for node in self.graph.nodes:
-            if node.target in idle and node.meta["shape"] == node.args[0].meta["shape"]:
+            if _changes_nothing(node) and (_is_view(node) or self._is_fixed(node)):
                 node.replace_all_uses_with(node.args[0])
+            elif _turns_back(node):
+                node.replace_all_uses_with(node.args[0].args[0])
             elif self._is_fixed(node):
-                earlier = first.setdefault(self._content(node), node)
+                known = self._folded(node) if self._is_constant(node) else node
+                earlier = first.setdefault(self._content(known), known)
                 if earlier is not node:
                     node.replace_all_uses_with(earlier)
         self.graph.eliminate_dead_code()
+
+    def _is_constant(self, node: Node) -> bool:
+        """Whether a tensor was made while the function ran, and from numbers alone."""
+        if node.op != "call_function" or "layout" not in node.meta:
+            return False
+        return node.target in MADE or all(other.meta.get("folded") for other in node.all_input_nodes)
+
+    def _folded(self, node: Node) -> Node:
+        """A constant in the place of what makes it."""
+        (value,) = (tensor for other, tensor in self.known.values() if other is node)
+        with self.graph.inserting_before(node):
+            name = f"constant{len(self.constants)}"
+            self.constants[name] = value
+            constant = self.graph.get_attr(name)
+        constant.meta.update(node.meta, folded=True)
+        return constant
 
     def _content(self, node: Node) -> str:
         """What nodes of equal value have in common."""
@@ -113,6 +134,35 @@ class _Tape(TorchDispatchMode):
             return False
         parts = [node, *node.all_input_nodes]
         return node.op != "placeholder" and not any(part.meta.get("memory") in self.changed for part in parts)
+
+
+ATEN = torch.ops.aten
+MADE = (ATEN.lift_fresh.default, ATEN.ones_like.default, ATEN.zeros_like.default)
+"""Have the same value whatever numbers they are given; the first takes a tensor of Python's numbers."""
+VIEWS = (ATEN.view.default, ATEN._unsafe_view.default, ATEN.expand.default, ATEN.detach.default)
+
+
+def _is_view(node: Node) -> bool:
+    return node.target in VIEWS
+
+
+def _changes_nothing(node: Node) -> bool:
+    """Whether an operation is a reshape to the same shape, a product with 1 or the first power."""
+    is_one = node.target in (ATEN.mul.Scalar, ATEN.pow.Tensor_Scalar) and node.args[1] == 1
+    if not (is_one or _is_view(node)):
+        return False
+    before = node.args[0]
+    assert isinstance(before, Node)
+    return bool(node.meta["layout"] == before.meta["layout"])
+
+
+def _turns_back(node: Node) -> bool:
+    """Whether an operation transposes what was transposed."""
+    if node.target not in (ATEN.t.default, ATEN.transpose.int):
+        return False
+    before = node.args[0]
+    assert isinstance(before, Node)
+    return bool(before.target is node.target and before.args[1:] == node.args[1:])
 
 
 def _memory(tensor: Tensor) -> int:

@@ -17,6 +17,7 @@ from .divergence import diverged, is_finite, learned
 from .epochs import Record, Totals, cosine, epoch_seed, kl_weight, log_likelihood, step, summed
 from .plan import Plan
 from .quasi_newton import LBFGS, take_step
+from .recorded import Recorded, can_be_recorded
 from .shares import Batches, Share
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Trainer:
         module, optimiser = fabric.setup(_Step(run.elbo, plan.compile), run.optimiser)
         self.step: nn.Module = module
         self.optimiser: Optimizer = optimiser
+        records = not plan.compile and can_be_recorded(run.elbo, fabric)
+        self.recorded = Recorded(run.elbo) if records else None
 
     def epoch(self) -> Record:
         """Train for an epoch and return its row of the history."""
@@ -82,11 +85,7 @@ class Trainer:
         searches = isinstance(self.run.optimiser, LBFGS | torch.optim.LBFGS)
 
         def closure() -> Tensor:
-            self.optimiser.zero_grad()
-            loss, of_batch = self.step(kl_weight, share.weight, *share.batch)
-            if not searches:
-                self._check_finite(loss, i, share.batch)
-            self.fabric.backward(loss)
+            loss, of_batch = self._gradients(i, share, kl_weight, may_be_infinite=searches)
             if self.plan.clip is not None:
                 self.fabric.clip_gradients(self.step, self.optimiser, max_norm=self.plan.clip)
             averages.update(of_batch)
@@ -96,6 +95,23 @@ class Trainer:
         if searches:
             self._check_finite(averages["terms"][0], i, share.batch)
         return averages
+
+    def _gradients(
+        self, i: int, share: Share, kl_weight: float, may_be_infinite: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Set the gradients of a batch, and return its loss and averages."""
+        if self.recorded is not None and self.recorded.takes(share.batch):
+            averages = self.recorded.gradients(kl_weight, share.batch)
+            loss = averages["terms"][0]
+            if not may_be_infinite:
+                self._check_finite(loss, i, share.batch)
+            return loss, averages
+        self.optimiser.zero_grad()
+        loss, averages = self.step(kl_weight, share.weight, *share.batch)
+        if not may_be_infinite:
+            self._check_finite(loss, i, share.batch)
+        self.fabric.backward(loss)
+        return loss, averages
 
     @torch.no_grad()
     def _update_noise(self, totals: Totals) -> None:

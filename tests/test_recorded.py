@@ -1,0 +1,167 @@
+"""`fit` records its step: the same numbers, bit for bit, unless code of the user's runs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import varprop as vp
+from varprop.training import recorded, trainer
+
+N = 40
+torch.manual_seed(3)
+X = torch.randn(N, 3)
+Y = X[:, :1].abs() + 0.1 * torch.randn(N, 1)
+LABELS = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
+IMAGES = torch.randn(N, 1, 8, 8)
+
+
+def perceptron(outputs: int = 1, *between: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 6), *between, nn.ReLU(), nn.Linear(6, outputs))
+
+
+def convolutions() -> nn.Sequential:
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    )
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+NORMAL, PRIOR = vp.likelihoods.Normal, vp.priors.Normal()
+CASES: dict[str, tuple[Callable[[], nn.Module], vp.Method, Any, vp.priors.Prior, Any, dict[str, Any]]] = {
+    "vbp": (perceptron, vp.VBP, NORMAL, PRIOR, (X, Y), {"kl_warmup": 2, "schedule": "cosine"}),
+    "gates": (perceptron, vp.vbp(slope=5.0), NORMAL, PRIOR, (X, Y), {"noise": "exact"}),
+    "dvi": (perceptron, vp.DVI, NORMAL, vp.priors.Tempered(PRIOR), (X, Y, X[:, 0].abs()), {"clip": 0.1}),
+    "samples": (lambda: perceptron(1, nn.Dropout()), vp.LOCAL_REPARAM, NORMAL, PRIOR, (X, Y), {}),
+    "plain": (perceptron, vp.DETERMINISTIC, NORMAL, PRIOR, (X, Y), {"validation": 0.2, "batch_size": 8}),
+    "lbfgs": (perceptron, vp.CVBP, NORMAL, PRIOR, (X, Y), {"optimizer": "lbfgs"}),
+    "noise that varies": (
+        lambda: perceptron(2),
+        vp.DVI,
+        vp.likelihoods.HeteroscedasticNormal,
+        vp.priors.EmpiricalBayes(),
+        (X, Y),
+        {},
+    ),
+    "classes": (lambda: perceptron(3), vp.DVI, vp.likelihoods.Categorical, PRIOR, (X, LABELS), {}),
+    "images": (convolutions, vp.DVI, vp.likelihoods.Categorical, PRIOR, (IMAGES, LABELS), {}),
+}
+
+
+def objective(name: str) -> vp.ELBO:
+    make, method, likelihood, prior, data, _ = CASES[name]
+    torch.manual_seed(0)
+    net = make()
+    if not method.deterministic:
+        vp.variational(net, logvar=-5.0)
+    return vp.ELBO(net, method, likelihood(), prior, n_data=len(data[0]) * 0.8 if name == "plain" else N)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[recorded.Recorded]:
+    """What is recorded meanwhile."""
+    found: list[recorded.Recorded] = []
+
+    class Noted(recorded.Recorded):
+        def __init__(self, elbo: vp.ELBO) -> None:
+            super().__init__(elbo)
+            found.append(self)
+
+    monkeypatch.setattr(trainer, "Recorded", Noted)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_recorded_step_is_the_step(
+    name: str, made: list[recorded.Recorded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, data, options = CASES[name]
+    options = {"epochs": 4, "batch_size": 16, **options}
+    first, second = objective(name), objective(name)
+    found = vp.fit(first, data, **options)
+    assert [one.program is not None for one in made] == [True]
+    monkeypatch.setattr(trainer, "can_be_recorded", lambda *_: False)
+    expected = vp.fit(second, data, **options)
+    assert len(made) == 1
+    for (key, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+    times = ["seconds", "rows_per_second"]
+    assert found.drop(columns=times).equals(expected.drop(columns=times))
+
+
+class Counting(NORMAL):  # type: ignore[misc, valid-type]
+    """Does something else at every step."""
+
+    steps = 0
+
+    def expected_log_prob(self, f: vp.Gaussian, y: Tensor) -> Tensor:
+        self.steps += 1
+        return super().expected_log_prob(f, y)
+
+
+def hooked() -> nn.Module:
+    net = perceptron()
+    net[1].register_forward_hook(lambda *_: None)
+    return net
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def doubled(method: vp.Method, module: nn.Module, x: Any) -> Any:
+    return x * 2.0
+
+
+@pytest.mark.parametrize(
+    ("net", "method", "likelihood"),
+    [
+        (perceptron, vp.DVI, Counting),
+        (hooked, vp.DVI, NORMAL),
+        (lambda: perceptron(1, Doubled()), vp.DVI | {Doubled: doubled}, NORMAL),
+        (lambda: perceptron(1, nn.Tanh()), vp.DVI | {nn.Tanh: doubled}, NORMAL),
+    ],
+    ids=["likelihood", "hook", "layer", "rule"],
+)
+def test_code_of_the_user_runs_in_every_step(
+    net: Any, method: vp.Method, likelihood: Any, made: list[recorded.Recorded]
+) -> None:
+    elbo = vp.ELBO(vp.variational(net()), method, likelihood(), PRIOR, n_data=N)
+    vp.fit(elbo, (X, Y), epochs=3, batch_size=20)
+    assert not made
+    if isinstance(elbo.likelihood, Counting):
+        assert elbo.likelihood.steps == 6
+
+
+def test_a_hook_of_a_parameter_runs_in_every_step(made: list[recorded.Recorded]) -> None:
+    elbo, seen = objective("dvi"), []
+    next(elbo.parameters()).register_hook(lambda gradient: seen.append(gradient))
+    vp.fit(elbo, (X, Y), epochs=3, batch_size=20)
+    assert not made
+    assert len(seen) == 6
+
+
+def test_batches_of_another_shape_are_not_recorded(made: list[recorded.Recorded]) -> None:
+    vp.fit(objective("vbp"), (X, Y), epochs=2, batch_size=30)
+    assert made[0].like[0][0] == (30, 3)
+
+
+def test_a_loss_that_is_not_finite_ends_a_recorded_run() -> None:
+    x = X.clone()
+    x[-1] = float("nan")
+    with pytest.raises(FloatingPointError, match="the inputs are not, in row"):
+        vp.fit(objective("vbp"), (x, Y), epochs=2, batch_size=20)
+
+
+def test_frozen_weights_stay_without_a_gradient() -> None:
+    elbo = objective("vbp")
+    frozen = elbo.net[0].weight.requires_grad_(False)  # type: ignore[index]
+    before = frozen.clone()
+    vp.fit(elbo, (X, Y), epochs=2, batch_size=20)
+    assert frozen.grad is None
+    assert torch.equal(frozen, before)
