@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import varprop as vp
 from varprop.randomisation import Form
+from varprop.training.recorded import Recorded
 
 from .networks import Case
 
@@ -57,6 +58,21 @@ def training(case: Case, rows: int, name: str, compiled: bool = False) -> Run:
     def step() -> None:
         optimiser.zero_grad()
         loss(x, y).backward()
+        optimiser.step()
+
+    return step
+
+
+def recorded(case: Case, rows: int, name: str) -> Run:
+    """The step that `vp.fit` takes where it can be recorded, without its bookkeeping."""
+    batch = case.data(rows)
+    elbo = objective(case, name).train()
+    steps = Recorded(elbo)
+    assert steps.takes(batch)
+    optimiser = torch.optim.Adam(elbo.parameters(), lr=1e-3, fused=True)
+
+    def step() -> None:
+        steps.gradients(1.0, batch)
         optimiser.step()
 
     return step

@@ -28,6 +28,12 @@ TITLES = {
     "dvi, kept": "DVI, kept",
     "correlated": "correlated",
     "by hand": "by hand",
+    "plain, recorded": "plain, recorded",
+    "vbp, recorded": "VBP",
+    "dvi, recorded": "DVI",
+    "cvbp, recorded": "CVBP",
+    "local_reparam, recorded": "LOCAL_REPARAM",
+    "factored, recorded": "VBP, factored",
 }
 INTRODUCTION = """# Speed
 
@@ -135,6 +141,13 @@ class Part:
 
 PARTS = {
     "steps": Part("One thread, eager", turns),
+    "recorded": Part(
+        "A step of vp.fit",
+        turns,
+        "Where all parts are torch's or the library's own, `vp.fit` records the operations of its step and "
+        "runs them again, without rules, modules and autograd. Ratios are to the plain network's step as "
+        "autograd takes it.",
+    ),
     "threads": Part("Two threads, eager", turns),
     "compiled": Part("One thread, compiled", turns),
     "onnx": Part("ONNX in onnxruntime, one thread", turns),

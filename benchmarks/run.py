@@ -20,6 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from experiments import cells
+from varprop.training.recorded import can_be_recorded
 from varprop.training.stack import Stack
 
 from .contestants import (
@@ -32,6 +33,7 @@ from .contestants import (
     exported,
     inference,
     objective,
+    recorded,
     training,
 )
 from .networks import CASES, Case, perceptron
@@ -72,6 +74,23 @@ def steps(networks: Sequence[str], seconds: float) -> Any:
                 runs = {who: make(CASES[name], batch, who) for who in contestants(mode, batch)}
                 found.setdefault(name, {}).setdefault(mode, {})[batch] = measure(runs, seconds)
                 _report(name, mode, batch, found[name][mode][batch])
+    return found
+
+
+RECORDED = ", recorded"
+"""Ends the name of a contestant whose step is recorded."""
+
+
+def steps_of_fit(networks: Sequence[str], seconds: float) -> Any:
+    """The training step as `vp.fit` takes it, for networks whose step it records, with the usual batch."""
+    found: dict[str, Any] = {}
+    for name in networks:
+        case = CASES[name]
+        if can_be_recorded(objective(case, "vbp")):
+            runs = {who: training(case, case.batch, who) for who in (PLAIN, BY_HAND)}
+            runs |= {f"{who}{RECORDED}": recorded(case, case.batch, who) for who in METHODS}
+            found[name] = {"training": {case.batch: measure(runs, seconds)}}
+            _report(name, "recorded", case.batch, found[name]["training"][case.batch])
     return found
 
 
@@ -254,6 +273,7 @@ def at_once(case: Case, compile: bool) -> Run:
 
 PARTS: dict[str, Part] = {
     "steps": steps,
+    "recorded": steps_of_fit,
     "threads": two_threads,
     "compiled": compiled,
     "onnx": onnx,

@@ -27,7 +27,7 @@ def little_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_and_its_page(tmp_path: Path) -> None:
-    parts = ["steps", "threads", "memory", "replicas", "shares"]
+    parts = ["steps", "recorded", "threads", "memory", "replicas", "shares"]
     arguments = [
         "--parts",
         *parts,
@@ -47,6 +47,7 @@ def test_a_run_and_its_page(tmp_path: Path) -> None:
     pages.main(["--results", str(tmp_path), "--out", str(tmp_path / "page.md"), "--figures", str(tmp_path)])
     page = (tmp_path / "page.md").read_text()
     assert f"{row['dvi']['ratio']:.2f} [" in page
+    assert "## A step of vp.fit" in page
     assert "## Peak memory of a training step" in page
     assert "## Where the time of a training step goes" in page
 

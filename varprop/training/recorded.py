@@ -76,15 +76,18 @@ class Recorded:
         return program
 
 
-def can_be_recorded(elbo: ELBO, fabric: Fabric) -> bool:
-    """Whether each step is made of the same operations: all parts are this library's or torch's own, and one
-    process of the CPU trains them in their own precision.
-    """
-    strategy = fabric.strategy
-    alone = fabric.world_size == 1 and fabric.device.type == "cpu"
-    as_it_is = strategy.precision.precision == "32-true" and elbo.method.watch is None
-    known = elbo.method.key is not None and elbo.moments == "independent" and elbo.output is None
-    return alone and as_it_is and known and all(map(_is_known, _parts(elbo))) and not _has_hooks(elbo)
+def can_be_recorded(elbo: ELBO) -> bool:
+    """Whether each step is made of the same operations: all parts are this library's or torch's own."""
+    method = elbo.method
+    is_ours = method.key is not None and method.watch is None and elbo.output is None
+    is_ours = is_ours and elbo.moments == "independent" and all(map(_is_known, _parts(elbo)))
+    return is_ours and not _has_hooks(elbo)
+
+
+def is_alone(fabric: Fabric) -> bool:
+    """Whether one process of the CPU trains in the precision of the parameters."""
+    precision = fabric.strategy.precision.precision
+    return fabric.world_size == 1 and fabric.device.type == "cpu" and precision == "32-true"
 
 
 def _parts(elbo: ELBO) -> Iterator[object]:

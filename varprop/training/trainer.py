@@ -17,7 +17,7 @@ from .divergence import diverged, is_finite, learned
 from .epochs import Record, Totals, cosine, epoch_seed, kl_weight, log_likelihood, step, summed
 from .plan import Plan
 from .quasi_newton import LBFGS, take_step
-from .recorded import Recorded, can_be_recorded
+from .recorded import Recorded, can_be_recorded, is_alone
 from .shares import Batches, Share
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Trainer:
         module, optimiser = fabric.setup(_Step(run.elbo, plan.compile), run.optimiser)
         self.step: nn.Module = module
         self.optimiser: Optimizer = optimiser
-        records = not plan.compile and can_be_recorded(run.elbo, fabric)
+        records = not plan.compile and is_alone(fabric) and can_be_recorded(run.elbo)
         self.recorded = Recorded(run.elbo) if records else None
 
     def epoch(self) -> Record:
