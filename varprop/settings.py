@@ -19,7 +19,7 @@ LONG = 200_000
 calibrated is so by this many rows, drawn at random."""
 UNITS, BATCH, RATE = (50, 100), (32, 256), (0.01, 0.02)
 """What "auto" is below `MANY` rows and from there on: hidden units, and the batch and rate of Adam."""
-STEPS, EPOCHS = (4000, 6000), ((120, 4000), (2, 120))
+STEPS, EPOCHS = (4000, 6000), ((120, 4000), (2, 240))
 """Steps of Adam below `MANY` rows and from there on, and the fewest and most epochs that they may take."""
 BATCHES, LARGEST_BATCH = 4000, 4096
 """Batches of an epoch, beyond which they become larger rather than more, up to this size."""

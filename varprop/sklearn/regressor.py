@@ -62,7 +62,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
     :param optimizer: "lbfgs" on all rows at once, after a few epochs of Adam; "adam"; "auto" is L-BFGS below
         5,000 rows, if the method does not sample.
     :param epochs: of Adam, or rounds of L-BFGS; "auto" is at most 100 rounds, 4,000 steps of Adam in 120
-        epochs or more, and from 5,000 rows on 6,000 steps in 5 to 120 epochs.
+        epochs or more, and from 5,000 rows on 6,000 steps in 2 to 240 epochs.
     :param lr: learning rate of Adam, which falls to zero as a cosine; "auto" is 0.01, or 0.02 from 5,000 rows
         on.
     :param batch_size: of Adam; "auto" is 32, or 256 from 5,000 rows on.
