@@ -450,6 +450,8 @@ def test_tables_with_categories_dates_and_missing_values_are_taken(tmp_path: Pat
     y = (table["town"] == "Bonn").to_numpy() * 3.0 + 0.1 * random.randn(150)
     model = BayesianMLPRegressor(**(QUICK | {"epochs": 4})).fit(table, y)
     assert np.sqrt(np.mean((model.predict(table) - y) ** 2)) < 0.5
+    assert (model.n_features_in_, model.feature_names_in_.tolist()) == (3, ["area", "town", "built"])
+    np.testing.assert_array_equal(model.predict(table[["town", "built", "area"]]), model.predict(table))
     shares = model.explain(table).table["mean"]
     assert shares["town"] > 0.8
     vp.save(model, tmp_path)
@@ -459,6 +461,9 @@ def test_tables_with_categories_dates_and_missing_values_are_taken(tmp_path: Pat
     labels = np.where(y > 1.5, "dear", "cheap")
     classifier = BayesianMLPClassifier(5, folds=2, epochs=2, random_state=0).fit(table, labels)
     assert classifier.score(table, labels) > 0.9
+    for forgetful in (model, classifier):
+        with pytest.raises(ValueError, match="requires y to be passed"):
+            forgetful.fit(table, None)
 
 
 @pytest.mark.parametrize("wrong", [0.2, 5.0])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
 from .inspect.consistency import Audit
 from .inspect.explanation import Explanation, explain
@@ -20,6 +20,9 @@ from .objectives import ELBO
 from .predictive import Predictive
 from .settings import Settings
 from .table.encoding import Encoder, is_mixed
+
+ALONE = "no_validation"
+"""scikit-learn's word for rows without targets; None are targets that someone forgot."""
 
 
 class Learned(Settings, Fitted):
@@ -64,11 +67,22 @@ class Learned(Settings, Fitted):
     def _target(self) -> Target:
         """How targets are scaled."""
 
-    def _encoded(self, X: Any, new: bool) -> Any:
-        """A table that is not all numbers, as numbers; anything else as it is."""
+    def _checked(self, X: Any, y: Any = ALONE, *, new: bool = False, **options: Any) -> Any:
+        """The rows as an array, with their targets if given; a table that is not all numbers as numbers."""
+        options |= {"dtype": [np.float64, np.float32]}
         if new:
             self.encoder_ = Encoder.fit(X) if is_mixed(X) else None
-        return X if self.encoder_ is None else self.encoder_.transform(_table(X))
+        if self.encoder_ is None:
+            return validate_data(self, X, y, **options, reset=new)
+        if new:
+            self.n_features_in_ = len(X.columns)
+            self.feature_names_in_ = np.array([str(name) for name in X.columns], dtype=object)
+        encoded = self.encoder_.transform(_table(X))
+        return (
+            check_array(encoded, **options)
+            if y is ALONE
+            else check_X_y(encoded, y, estimator=self, **options)
+        )
 
     @property
     def model_(self) -> Model:
@@ -118,7 +132,7 @@ class Learned(Settings, Fitted):
     def _predict(self, X: ArrayLike, **changes: Any) -> Predictive:
         """By the model with some of its fields changed."""
         check_is_fitted(self)
-        rows = validate_data(self, self._encoded(X, False), dtype=[np.float64, np.float32], reset=False)
+        rows = self._checked(X)
         return replace(self.model_, encoder=None, **changes).predict(rows)
 
     def __sklearn_is_fitted__(self) -> bool:

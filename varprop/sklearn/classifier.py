@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from ..likelihoods import Categorical, Likelihood
@@ -62,9 +61,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return self._train(X, y, sample_weight, new, once=True)
 
     def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
-        rows, targets = validate_data(
-            self, self._encoded(X, new), y, dtype=[np.float64, np.float32], reset=new
-        )
+        rows, targets = self._checked(X, y, new=new)
         check_classification_targets(targets)
         if new:
             self.classes_ = np.unique(targets)

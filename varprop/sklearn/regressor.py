@@ -10,7 +10,6 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.stats import skew
 from sklearn.base import MultiOutputMixin, RegressorMixin
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from .. import conformal as cv_plus
@@ -107,15 +106,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         return self._train(*self._validated(X, y, new), sample_weight, new, once=True)
 
     def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
-        rows, targets = validate_data(
-            self,
-            self._encoded(X, new),
-            y,
-            dtype=[np.float64, np.float32],
-            multi_output=True,
-            y_numeric=True,
-            reset=new,
-        )
+        rows, targets = self._checked(X, y, new=new, multi_output=True, y_numeric=True)
         if not new and targets.shape[1:] != self.y_mean_.shape:
             raise ValueError(
                 f"y has the shape {targets.shape}, but the model was first fitted with {self.n_outputs_} "
