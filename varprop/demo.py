@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,20 +57,26 @@ def _diabetes() -> dict[str, list[float]]:
         ),
         "gradient boosting": HistGradientBoostingRegressor(random_state=0),
     }
-    predictions: dict[str, Regression] = {}
-    for name, model in plain.items():
-        error = cross_val_predict(model, x_train, y_train, cv=5) - y_train
-        mean = torch.tensor(model.fit(x_train, y_train).predict(x_test)).unsqueeze(-1)
-        noise = torch.full_like(mean, float(np.mean(error**2)))
-        predictions[name] = NormalPredictive(mean, torch.zeros_like(mean), noise)
-    ours = BayesianMLPRegressor(random_state=0).fit(x_train, y_train).model_.predict(x_test)
-    assert isinstance(ours, Regression)
-    predictions["BayesianMLPRegressor"] = ours
+    predictions = {name: _with_error(model, x_train, y_train, x_test) for name, model in plain.items()}
+    predictions["BayesianMLPRegressor"] = _ours(x_train, y_train, x_test)
     target = torch.tensor(y_test).unsqueeze(-1)
     return {
         name: [float(score(p, target)) for score in (metrics.log_likelihood, metrics.rmse, metrics.coverage)]
         for name, p in predictions.items()
     }
+
+
+def _with_error(model: Any, x: np.ndarray, y: np.ndarray, new: np.ndarray) -> Regression:
+    """The prediction of a plain regressor, with noise as large as its errors on held-out rows."""
+    error = cross_val_predict(model, x, y, cv=5) - y
+    mean = torch.tensor(model.fit(x, y).predict(new)).unsqueeze(-1)
+    return NormalPredictive(mean, torch.zeros_like(mean), torch.full_like(mean, float(np.mean(error**2))))
+
+
+def _ours(x: np.ndarray, y: np.ndarray, new: np.ndarray) -> Regression:
+    p = BayesianMLPRegressor(random_state=0).fit(x, y).predictive(new)
+    assert isinstance(p, Regression)
+    return p
 
 
 def _digits(page: Path) -> dict[str, list[float]]:
@@ -102,19 +109,16 @@ def _digits(page: Path) -> dict[str, list[float]]:
 
 
 def _curve(out: Path) -> Path:
-    """A noisy sine with a gap in the data: one network, and the mixture of five that the default trains."""
+    """A noisy sine with a gap in the data: a plain network with the noise of its errors, and the default."""
     generator = torch.Generator().manual_seed(1)
     x = torch.cat(
         [torch.rand(120, 1, generator=generator) * 2 - 3, torch.rand(120, 1, generator=generator) * 2 + 1]
     )
     y = torch.sin(2 * x) + 0.1 * torch.randn(x.shape, generator=generator)
     grid = torch.linspace(float(x.min()) - 2, float(x.max()) + 2, 400).unsqueeze(-1)
-    fits = {}
-    for name, folds in (("one network", 1), ("BayesianMLPRegressor()", 5)):
-        model = BayesianMLPRegressor(folds=folds, random_state=0).fit(x.numpy(), y.flatten().numpy())
-        p = model.model_.predict(grid)
-        assert isinstance(p, Regression)
-        fits[name] = p
+    known = x.numpy(), y.flatten().numpy(), grid.numpy()
+    network = MLPRegressor(solver="lbfgs", max_iter=2000, random_state=0)
+    fits = {"plain network": _with_error(network, *known), "BayesianMLPRegressor()": _ours(*known)}
     return draw(fits, grid, x, y, out)
 
 
@@ -122,19 +126,17 @@ def draw(fits: dict[str, Regression], grid: Tensor, x: Tensor, y: Tensor, path: 
     """Data, mean and 90 % band of regressions in one dimension; the inner band is epistemic."""
     from matplotlib.figure import Figure
 
-    axis = grid.flatten()
+    axis, low, high = grid.flatten(), float(y.min()), float(y.max())
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for axes, (name, p) in zip(figure.subplots(1, len(fits), sharey=True), fits.items(), strict=True):
-        low, high = p.interval(0.9)
+        band = (end.flatten() for end in p.interval(0.9))
         spread = NormalDist().inv_cdf(0.95) * p.epistemic.sqrt()
-        axes.fill_between(
-            axis, low.flatten(), high.flatten(), color="#9ecae1", alpha=0.5, lw=0, label="90 % of new data"
-        )
+        axes.fill_between(axis, *band, color="#9ecae1", alpha=0.5, lw=0, label="90 % of new data")
         inner = ((p.mean + sign * spread).flatten() for sign in (-1, 1))
         axes.fill_between(axis, *inner, color="#3182bd", alpha=0.4, lw=0, label="epistemic part of it")
         axes.plot(axis, p.mean.flatten(), color="#08519c", lw=1.8, label="mean")
         axes.plot(x.flatten(), y.flatten(), ".", color="#333333", ms=3, label="data")
-        axes.set(xlabel="x", title=name)
+        axes.set(xlabel="x", title=name, ylim=(2 * low - high, 2 * high - low))
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(frameon=False, loc="lower center", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
