@@ -336,7 +336,7 @@ def test_automatic_choices_are_the_best_out_of_fold_and_reported() -> None:
     random = np.random.RandomState(0)
     x = random.uniform(-1, 1, (300, 1))
     noisy = x[:, 0] + random.randn(300) * np.where(x[:, 0] > 0, 1.0, 0.05)
-    model = BayesianMLPRegressor(epochs=6, random_state=0, laplace=False).fit(x, noisy)
+    model = BayesianMLPRegressor(epochs=race.ROUNDS, random_state=0, laplace=False).fit(x, noisy)
     assert (model.choices_["noise"], model.choices_["log_target"]) == ("heteroscedastic", False)
     assert set(model.candidates_["noise"]) == {"heteroscedastic", "student"}
     assert model.oof_log_likelihood_ == model.candidates_["log-likelihood"].max()

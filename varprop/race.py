@@ -12,7 +12,7 @@ from .training.rows import Rows, Scaled
 if TYPE_CHECKING:
     from .perceptron import BayesianMLP, Choice
 
-ROUNDS = 10
+ROUNDS = 4
 """Of L-BFGS, after which only the best choice is trained further."""
 
 
