@@ -183,9 +183,10 @@ class BayesianMLP(Learned):
         if new:
             choice = self._choice(rows.y, compared)
             if compared:
-                best = race.leader(
-                    self, choice, rows if len(rows) < MANY else rows.sample(COMPARED, self.random_)
-                )
+                if len(rows) < MANY:
+                    best = race.leader(self, choice, rows)
+                else:  # where finer choices have too few rows to be as good as they will be
+                    best = race.leader(self, choice, rows.sample(COMPARED, self.random_), lead=0.0)
                 choice, self.candidates_ = best.estimator.choices_, best.estimator.candidates_
                 if len(rows) < MANY:
                     best = race.trained_further(best)
@@ -296,11 +297,17 @@ class BayesianMLP(Learned):
         if data.folds is not None and gain is not None and max(len(data.x), size) < MANY:
             data.folds.correlate(self.members_, REACH * gain, data.x, data.weight)
             self._judge(data)
-            # The factor corrects the noise. Where there are no rows, the prior decides, and should stay.
-            for member in self.members_:
-                assert member.covariance is not None
-                member.covariance.scale_prior(1 / self.spread_)
-            self._judge(data)
+            self._keep_prior(self.spread_, data)
+
+    def _keep_prior(self, factor: float, data: Scaled) -> None:
+        """Undo for the prior what a factor does to all variances.
+
+        A factor corrects the noise. Where there are no rows, the prior decides, and should stay.
+        """
+        for member in self.members_:
+            assert member.covariance is not None
+            member.covariance.scale_prior(1 / factor)
+        self._judge(data)
 
     def _judge(self, data: Scaled) -> None:
         """What rows that a member has not seen say about it: its calibration and its honest score."""

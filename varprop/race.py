@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 4
 """Of L-BFGS, after which only the best choice is trained further."""
+LEAD = 0.1
+"""Nats by which a finer choice must lead then: it learns faster than it is better, and loses in gaps."""
 
 
 class Trial(NamedTuple):
@@ -23,10 +25,12 @@ class Trial(NamedTuple):
     data: Scaled
 
 
-def leader(estimator: BayesianMLP, choice: Choice, rows: Rows) -> Trial:
+def leader(estimator: BayesianMLP, choice: Choice, rows: Rows, lead: float = LEAD) -> Trial:
     """The best of a first choice, those that its fit suggests, and those that the best of these suggests.
 
     The estimator stays as it is.
+
+    :param lead: by which the last ones must be better.
     """
     folds, rounds = estimator._fold_count(len(rows)), estimator._rounds(len(rows))
     options: dict[str, Any] = {} if rounds is None else {"epochs": min(ROUNDS, rounds)}
@@ -41,8 +45,9 @@ def leader(estimator: BayesianMLP, choice: Choice, rows: Rows) -> Trial:
     first = trial(choice)
     trials = [first, *(trial(other) for other in first.estimator._other_choices(rows.y))]
     best = max(trials, key=_score)
-    trials += [trial(other) for other in best.estimator._finer_choices(rows)]
-    best = max(trials, key=_score)
+    finer = [trial(other) for other in best.estimator._finer_choices(rows)]
+    trials += finer
+    best = max([best, *(one for one in finer if _score(one) > _score(best) + lead)], key=_score)
     best.estimator.candidates_ = pd.DataFrame(
         [{**e.choices_, "log-likelihood": e.oof_log_likelihood_} for e, _ in trials]
     )

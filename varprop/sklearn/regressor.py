@@ -194,9 +194,16 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     def _calibrate_together(self, data: Scaled) -> None:
         if data.folds is not None:
-            parts = data.folds.predict_apart(self.members_, data.x)
-            weight = data.weight[data.folds.judges]
-            self.agreement_ = agreement([widened(p, self.spread_) for p in parts], weight)
+            factor = self._agreement(data)
+            if self.elbo_.covariance is not None:
+                self._keep_prior(factor, data)
+                factor = self._agreement(data)
+            self.agreement_ = factor
+
+    def _agreement(self, data: Scaled) -> float:
+        assert data.folds is not None
+        parts = data.folds.predict_apart(self.members_, data.x)
+        return agreement([widened(p, self.spread_) for p in parts], data.weight[data.folds.judges])
 
     def _keep(self, p: Predictive, values: Tensor, folds: np.ndarray) -> None:
         assert isinstance(p, Regression)
