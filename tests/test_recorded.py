@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import varprop as vp
 from varprop.training import recorded, trainer
 
+from . import cases
+
 N = 40
 torch.manual_seed(3)
 X = torch.randn(N, 3)
@@ -165,3 +167,28 @@ def test_frozen_weights_stay_without_a_gradient() -> None:
     vp.fit(elbo, (X, Y), epochs=2, batch_size=20)
     assert frozen.grad is None
     assert torch.equal(frozen, before)
+
+
+@pytest.mark.parametrize("method", [vp.VBP, vp.DVI], ids=["vbp", "dvi"])
+@pytest.mark.parametrize("case", cases.ALL, ids=lambda case: case.name)
+def test_every_layer_can_be_recorded(case: cases.Case, method: vp.Method) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(case.shape[-1], case.shape[-1]), case.make(), nn.Flatten()]
+    rows, width = nn.Sequential(*layers)(torch.randn(case.shape)).shape
+    net = vp.variational(nn.Sequential(*layers, nn.Linear(width, 1)), logvar=-4.0)
+    elbo = vp.ELBO(net, method, NORMAL(), PRIOR, n_data=10).train()
+    steps = recorded.Recorded(elbo)
+    if not recorded.can_be_recorded(elbo):
+        pytest.skip("has code of its own")
+    for _ in range(2):
+        x, y = torch.randn(case.shape), torch.randn(rows, 1)
+        before = [buffer.clone() for buffer in elbo.buffers()]
+        loss = elbo(x, y)
+        expected = torch.autograd.grad(loss, steps.parameters, allow_unused=True)
+        moved = [buffer.clone() for buffer in elbo.buffers()]
+        for buffer, value in zip(elbo.buffers(), before, strict=True):
+            buffer.copy_(value)
+        assert torch.equal(steps.gradients(1.0, (x, y))["terms"][0], loss.detach())
+        assert all(map(torch.equal, elbo.buffers(), moved))
+        for parameter, gradient in zip(steps.parameters, expected, strict=True):
+            assert gradient is parameter.grad or torch.equal(parameter.grad, gradient)
