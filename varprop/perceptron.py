@@ -183,10 +183,9 @@ class BayesianMLP(Learned):
         if new:
             choice = self._choice(rows.y, compared)
             if compared:
-                if len(rows) < MANY:
-                    best = race.leader(self, choice, rows)
-                else:  # where finer choices have too few rows to be as good as they will be
-                    best = race.leader(self, choice, rows.sample(COMPARED, self.random_), lead=0.0)
+                best = race.leader(
+                    self, choice, rows if len(rows) < MANY else rows.sample(COMPARED, self.random_)
+                )
                 choice, self.candidates_ = best.estimator.choices_, best.estimator.candidates_
                 if len(rows) < MANY:
                     best = race.trained_further(best)

@@ -12,10 +12,9 @@ from .training.rows import Rows, Scaled
 if TYPE_CHECKING:
     from .perceptron import BayesianMLP, Choice
 
-ROUNDS = 4
-"""Of L-BFGS, after which only the best choice is trained further."""
-LEAD = 0.1
-"""Nats by which a finer choice must lead then: it learns faster than it is better, and loses in gaps."""
+ROUNDS, FINER = 4, 3
+"""Of L-BFGS, after which only the best choice is trained further; finer choices have fewer rounds, because
+they learn faster than they are better."""
 
 
 class Trial(NamedTuple):
@@ -23,33 +22,32 @@ class Trial(NamedTuple):
 
     estimator: BayesianMLP
     data: Scaled
+    rounds: int
+    """Of L-BFGS, where it is trained by that."""
 
 
-def leader(estimator: BayesianMLP, choice: Choice, rows: Rows, lead: float = LEAD) -> Trial:
+def leader(estimator: BayesianMLP, choice: Choice, rows: Rows) -> Trial:
     """The best of a first choice, those that its fit suggests, and those that the best of these suggests.
 
     The estimator stays as it is.
-
-    :param lead: by which the last ones must be better.
     """
-    folds, rounds = estimator._fold_count(len(rows)), estimator._rounds(len(rows))
-    options: dict[str, Any] = {} if rounds is None else {"epochs": min(ROUNDS, rounds)}
+    folds, most = estimator._fold_count(len(rows)), estimator._rounds(len(rows))
 
-    def trial(choice: Choice) -> Trial:
+    def trial(choice: Choice, rounds: int = ROUNDS) -> Trial:
         found = copy(estimator)
         found._start(choice, rows, folds)
         data = found._scaled(rows, folds)
+        options: dict[str, Any] = {} if most is None else {"epochs": min(rounds, most)}
         found._train_members(data, **options)
-        return Trial(found, data)
+        return Trial(found, data, rounds)
 
     first = trial(choice)
     trials = [first, *(trial(other) for other in first.estimator._other_choices(rows.y))]
     best = max(trials, key=_score)
-    finer = [trial(other) for other in best.estimator._finer_choices(rows)]
-    trials += finer
-    best = max([best, *(one for one in finer if _score(one) > _score(best) + lead)], key=_score)
+    trials += [trial(other, FINER) for other in best.estimator._finer_choices(rows)]
+    best = max(trials, key=_score)
     best.estimator.candidates_ = pd.DataFrame(
-        [{**e.choices_, "log-likelihood": e.oof_log_likelihood_} for e, _ in trials]
+        [{**one.estimator.choices_, "log-likelihood": _score(one)} for one in trials]
     )
     return best
 
@@ -60,12 +58,12 @@ def _score(trial: Trial) -> float:
 
 def trained_further(best: Trial) -> Trial:
     """After the rounds of L-BFGS that follow the race, if they make the out-of-fold log-likelihood better."""
-    estimator, data = best
+    estimator, data, done = best
     rounds = estimator._rounds(len(data.x))
-    if rounds is None or rounds <= ROUNDS:
+    if rounds is None or rounds <= done:
         return best
     longer = copy(estimator)
     longer.members_ = deepcopy(estimator.members_)
     longer.elbo_ = longer.members_[0]
-    longer._train_members(data, epochs=rounds - ROUNDS, warm_up=0)
-    return max(best, Trial(longer, data), key=_score)
+    longer._train_members(data, epochs=rounds - done, warm_up=0)
+    return max(best, Trial(longer, data, rounds), key=_score)
