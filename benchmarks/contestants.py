@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import varprop as vp
 from varprop.randomisation import Form
-from varprop.training.recorded import Recorded
+from varprop.training.recorded import FIRST, Recorded
 
 from .networks import Case
 
@@ -63,15 +63,18 @@ def training(case: Case, rows: int, name: str, compiled: bool = False) -> Run:
     return step
 
 
-def recorded(case: Case, rows: int, name: str) -> Run:
-    """The step that `vp.fit` takes where it can be recorded, without its bookkeeping."""
+def recorded(case: Case, rows: int, name: str) -> Run | None:
+    """The step that `vp.fit` takes after its first ones, without its bookkeeping; None if it records none."""
     batch = case.data(rows)
     elbo = objective(case, name).train()
     steps = Recorded(elbo)
-    assert steps.takes(batch)
+    steps.steps = FIRST
+    if steps.gradients(1.0, batch) is None:
+        return None
     optimiser = torch.optim.Adam(elbo.parameters(), lr=1e-3, fused=True)
 
     def step() -> None:
+        optimiser.zero_grad()
         steps.gradients(1.0, batch)
         optimiser.step()
 

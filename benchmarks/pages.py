@@ -144,9 +144,8 @@ PARTS = {
     "recorded": Part(
         "A step of vp.fit",
         turns,
-        "Where all parts are torch's or the library's own, `vp.fit` records the operations of its step and "
-        "runs them again, without rules, modules and autograd. Ratios are to the plain network's step as "
-        "autograd takes it.",
+        "`vp.fit` records the operations of a small network's step and runs them again, without rules, "
+        "modules and autograd. Ratios are to the plain network's step as autograd takes it.",
     ),
     "threads": Part("Two threads, eager", turns),
     "compiled": Part("One thread, compiled", turns),

@@ -138,6 +138,13 @@ def test_a_network_may_have_several_inputs_options_and_outputs() -> None:
     assert vp.VBP(net, x)["x"] is x
 
 
+def test_a_network_that_torch_fx_has_traced_is_walked() -> None:
+    net, x = vp.variational(Twice(), logvar=-3.0).eval(), torch.randn(5, 4)
+    traced = torch.fx.symbolic_trace(net)
+    for method in (vp.VBP, vp.DVI, vp.correlated):
+        torch.testing.assert_close(method(traced, x).var, method(net, x).var)
+
+
 def test_the_graph_follows_the_network_when_it_changes() -> None:
     net = vp.variational(Twice(), logvar=-4.0)
     x = torch.randn(5, 4)

@@ -35,7 +35,8 @@ def row(keys: Container[object], module: nn.Module) -> type[nn.Module] | None:
 
 
 def is_torchs_own(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.")
+    """Whether a module's `forward` was written by torch; that of a traced network was not."""
+    return type(module).__module__.startswith("torch.") and not isinstance(module, torch.fx.GraphModule)
 
 
 def is_foreign(operation: object) -> bool:

@@ -8,12 +8,20 @@ from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 Batch: TypeAlias = Sequence[Tensor]
 """Tensors (x, y) or (x, y, weight) with a row for each data point."""
 Data: TypeAlias = Batch | Dataset[Batch] | DataLoader[Batch]
 """Tensors (x, y) or (x, y, weight); a dataset of such rows; or a loader of such batches."""
+
+
+def form(batch: Batch) -> tuple[object, ...]:
+    """What batches have in common that the same operations can take, and which tensors are one."""
+    tensors, structure = tree_flatten(batch)
+    names = [id(t) for t in tensors]
+    return structure, *[(t.shape, t.stride(), t.dtype, names.index(id(t))) for t in tensors]
 
 
 class Chosen:

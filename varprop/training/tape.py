@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -25,17 +26,24 @@ class Program:
         return tree_unflatten(self.operations(*tree_leaves(args)), self.structure)
 
 
-def record(function: Callable[..., Any], *args: Any) -> Program:
+class NotRecordableError(Exception):
+    """What happens in a computation cannot be repeated as operations on tensors, or is too large for that."""
+
+
+def record(function: Callable[..., Any], *args: Any, memory: float = math.inf) -> Program:
     """A function of tensors as a program, for arguments of these shapes.
 
     Mapping over members, module calls and the bookkeeping of gradients happen while it is recorded, and never
     again. `torch.fx.experimental.proxy_tensor.make_fx` does the same and more, in ten times the time.
 
+    :param memory: the bytes that all values together may take; until the end each is kept.
+    :raises NotRecordableError: if a number is read from a tensor, if one is sparse, or beyond that memory.
+
     >>> program = record(torch.func.vmap(lambda a: 2 * a["x"].sum()), {"x": torch.ones(3, 4)})
     >>> program({"x": torch.full((3, 4), 2.0)})
     tensor([16., 16., 16.])
     """
-    tape = _Tape(tree_leaves(args))
+    tape = _Tape(tree_leaves(args), memory)
     with tape:
         result = function(*args)
     tensors, structure = tree_flatten(result)
@@ -47,12 +55,15 @@ def record(function: Callable[..., Any], *args: Any) -> Program:
 class _Tape(TorchDispatchMode):
     """Notes every operation below autograd and vmap in a graph."""
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Tensor], memory: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.memory = memory
         self.graph = Graph()
         self.constants: dict[str, Tensor] = {}
-        self.known: dict[int, tuple[Node, Tensor]] = {}
-        """By the identity of a tensor, which is kept so that no other takes its identity."""
+        self.known: dict[int, Node] = {}
+        """By the identity of a tensor."""
+        self.values: dict[Node, Tensor] = {}
+        """All of them, so that no tensor takes the identity of an earlier one."""
         self.changed: set[int] = set()
         """The memory of tensors that were changed in place."""
         for i, tensor in enumerate(inputs):
@@ -64,9 +75,13 @@ class _Tape(TorchDispatchMode):
 
     def know(self, value: object, node: Node) -> None:
         if isinstance(value, Tensor):
+            self.memory -= value.numel() * value.element_size()
+            if value.layout is not torch.strided or self.memory < 0:
+                raise NotRecordableError
             node.meta["layout"] = value.shape, value.stride(), value.dtype
             node.meta["memory"] = _memory(value)
-            self.known[id(value)] = node, value
+            self.known[id(value)] = node
+            self.values[node] = value
         elif isinstance(value, list | tuple):
             for i, part in enumerate(value):
                 self.know(part, self.graph.call_function(getitem, (node, i)))
@@ -77,9 +92,11 @@ class _Tape(TorchDispatchMode):
             name = f"constant{len(self.constants)}"
             self.constants[name] = tensor
             self.know(tensor, self.graph.get_attr(name))
-        return self.known[id(tensor)][0]
+        return self.known[id(tensor)]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is ATEN._local_scalar_dense.default:
+            raise NotRecordableError
         result = func(*args, **(kwargs or {}))
         nodes = tree_map_only(Tensor, self.node, (args, kwargs or {}))
         self.know(result, self.graph.call_function(func, *nodes))
@@ -113,10 +130,9 @@ class _Tape(TorchDispatchMode):
 
     def _folded(self, node: Node) -> Node:
         """A constant in the place of what makes it."""
-        (value,) = (tensor for other, tensor in self.known.values() if other is node)
         with self.graph.inserting_before(node):
             name = f"constant{len(self.constants)}"
-            self.constants[name] = value
+            self.constants[name] = self.values[node]
             constant = self.graph.get_attr(name)
         constant.meta.update(node.meta, folded=True)
         return constant
@@ -138,7 +154,7 @@ class _Tape(TorchDispatchMode):
 
 ATEN = torch.ops.aten
 MADE = (ATEN.lift_fresh.default, ATEN.ones_like.default, ATEN.zeros_like.default)
-"""Have the same value whatever numbers they are given; the first takes a tensor of Python's numbers."""
+"""Make constants: the first is only ever given a tensor of Python's numbers."""
 VIEWS = (ATEN.view.default, ATEN._unsafe_view.default, ATEN.expand.default, ATEN.detach.default)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
 from ..objectives import ELBO
+from .batches import form
 from .checkpoints import Run
 from .divergence import diverged, is_finite, learned
 from .epochs import Record, Totals, cosine, epoch_seed, kl_weight, log_likelihood, step, summed
@@ -32,7 +32,7 @@ class Trainer:
         module, optimiser = fabric.setup(_Step(run.elbo, plan.compile), run.optimiser)
         self.step: nn.Module = module
         self.optimiser: Optimizer = optimiser
-        records = not plan.compile and is_alone(fabric) and can_be_recorded(run.elbo)
+        records = not plan.compile and is_alone(fabric) and can_be_recorded(run.elbo, run.scheduler)
         self.recorded = Recorded(run.elbo) if records else None
 
     def epoch(self) -> Record:
@@ -100,17 +100,16 @@ class Trainer:
         self, i: int, share: Share, kl_weight: float, may_be_infinite: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Set the gradients of a batch, and return its loss and averages."""
-        if self.recorded is not None and self.recorded.takes(share.batch):
-            averages = self.recorded.gradients(kl_weight, share.batch)
-            loss = averages["terms"][0]
-            if not may_be_infinite:
-                self._check_finite(loss, i, share.batch)
-            return loss, averages
         self.optimiser.zero_grad()
-        loss, averages = self.step(kl_weight, share.weight, *share.batch)
+        again = None if self.recorded is None else self.recorded.gradients(kl_weight, share.batch)
+        if again is None:
+            loss, averages = self.step(kl_weight, share.weight, *share.batch)
+        else:
+            loss, averages = again["terms"][0], again
         if not may_be_infinite:
             self._check_finite(loss, i, share.batch)
-        self.fabric.backward(loss)
+        if again is None:
+            self.fabric.backward(loss)
         return loss, averages
 
     @torch.no_grad()
@@ -132,13 +131,12 @@ class _Step(nn.Module):
         super().__init__()
         self.elbo = elbo
         self.compiled = torch.compile(step, dynamic=False) if compile else None
-        self.shapes: list[torch.Size] = []
-        """Those of the first batch: to compile for others takes longer than they do."""
+        self.form: tuple[object, ...] = ()
+        """Of the first batch: to compile for others takes longer than they do."""
 
     def forward(self, kl_weight: float, share: float, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        shapes = [t.shape for t in pytree.tree_leaves(batch)]
-        self.shapes = self.shapes or shapes
-        if self.compiled is None or shapes != self.shapes:
+        self.form = self.form or form(batch)
+        if self.compiled is None or form(batch) != self.form:
             return step(self.elbo, kl_weight, *batch, share=share)
         # A tensor, because the compiler would take each number of a warm-up for a constant.
         weight = next(self.elbo.parameters()).new_tensor(kl_weight)
