@@ -62,8 +62,9 @@ def fit(
     and, with validation data, `validation`. `replicas.fit` takes the same options for many objectives at
     once. On a CPU the steps of a small network are recorded after the first ones and run again as they are,
     unless code from outside torch and varprop runs in them, as a layer, a rule, a hook or a scheduler: the
-    numbers are the same, bit for bit. A loss that is not finite ends the run with an error that names the epoch, the batch and the first
-    operation to blame; the objective keeps the weights from before this epoch, and a checkpoint stays.
+    numbers are the same, bit for bit. A loss that is not finite ends the run with an error that names the
+    epoch, the batch and the first operation to blame; the objective keeps the weights from before this epoch,
+    and a checkpoint stays.
 
     :param data: tensors (x, y) or (x, y, weight), a Dataset of such rows, or a DataLoader of such batches,
         which then sets the batch size.
