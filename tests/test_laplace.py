@@ -13,7 +13,7 @@ from torch.func import functional_call, jacrev, vmap
 
 import varprop as vp
 from varprop.laplace import Laplace
-from varprop.perceptron import REACH
+from varprop.perceptron import REACHES
 
 GAIN = 8.0
 
@@ -118,9 +118,8 @@ def test_a_linear_network_has_its_exact_posterior() -> None:
 def test_a_wider_prior_needs_no_other_fit() -> None:
     net, x, new = network(3, 6, 1), torch.randn(20, 3).double(), torch.randn(7, 3).double()
     noise = torch.rand(20, 1).double() + 0.1
-    scaled, expected = (Laplace.fit(net, gain, x, noise) for gain in (GAIN, 3 * GAIN))
-    scaled.scale_prior(3.0)
-    torch.testing.assert_close(scaled.variance(net, new), expected.variance(net, new))
+    laplace, expected = (Laplace.fit(net, gain, x, noise) for gain in (GAIN, 3 * GAIN))
+    torch.testing.assert_close(laplace.with_prior(3.0).variance(net, new), expected.variance(net, new))
 
 
 def test_few_directions_make_the_variance_larger() -> None:
@@ -186,4 +185,16 @@ def test_the_prior_of_an_estimator_is_not_calibrated() -> None:
     for member in model.members_:
         assert member.covariance is not None
         bias = member.covariance.scale[-1].square().item()
-        assert model.spread_ * model.agreement_ * bias == pytest.approx(REACH * GAIN, rel=0.05)
+        assert model.spread_ * model.agreement_ * bias == pytest.approx(REACHES[0] * GAIN, rel=0.05)
+
+
+def test_a_prior_that_is_too_wide_among_the_rows_is_narrowed() -> None:
+    """Most of the variance is noise, and 90 % intervals cover 90 %."""
+    generator = np.random.RandomState(0)
+    x, new = generator.randn(400, 10), generator.randn(2000, 10)
+    y, targets = x[:, 0] + generator.randn(400), new[:, 0] + generator.randn(2000)
+    model = vp.BayesianMLPRegressor(random_state=0, noise="constant", pieces=0, epochs=4).fit(x, y)
+    part = model.predict_uncertainty(new)
+    assert part.epistemic.mean() < part.aleatoric.mean()
+    lower, upper = model.predict_interval(new, 0.9)
+    assert 0.86 < ((lower <= targets) & (targets <= upper)).mean() < 0.94

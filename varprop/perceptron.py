@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor, nn
 
 from . import race
+from .laplace import Laplace
 from .learned import Learned
 from .likelihoods import Likelihood
 from .model import Standardise
@@ -45,8 +47,10 @@ LOGVAR = -7.0
 """The logarithms of the weights' variances at the start."""
 FURTHER = 0.1
 """The share of the epochs of Adam that a further call of `partial_fit` makes."""
-REACH = 4.0
-"""How many times the prior's variances in training those of the correlations are, chosen in gaps of data."""
+REACHES = (4.0, 1.0, 0.25, 0.0625)
+"""How many times the variance in training the prior of the correlations may have; the first is from gaps."""
+WORTH = 0.02
+"""Nats for each row outside training that a narrower prior must gain."""
 KEPT = 1000
 """The latest rows of the history that are kept, so that a stream needs no more memory."""
 
@@ -291,22 +295,38 @@ class BayesianMLP(Learned):
         self._calibrate_together(data)
 
     def _correlate(self, data: Scaled) -> None:
-        """Give the predictions of each member the correlations between its weights, where that can be."""
+        """Give the predictions of each member the correlations between its weights, where that can be.
+
+        Their prior is the widest one that the rows outside training do not speak against.
+        """
         gain, size = self._gain, sum(q.mean.numel() for _, q in posteriors(self.elbo_.net))
         if data.folds is not None and gain is not None and max(len(data.x), size) < MANY:
-            data.folds.correlate(self.members_, REACH * gain, data.x, data.weight)
-            self._judge(data)
-            self._keep_prior(self.spread_, data)
+            data.folds.correlate(self.members_, gain, data.x, data.weight)
+            fitted, score = self._covariances, -math.inf
+            for reach in REACHES:
+                wider = self._covariances
+                self._correlate_by([covariance.with_prior(reach) for covariance in fitted], data)
+                self._keep_prior(self.spread_, data)
+                if self.oof_log_likelihood_ < score + WORTH:
+                    self._correlate_by(wider, data)
+                    break
+                score = self.oof_log_likelihood_
+
+    @property
+    def _covariances(self) -> list[Laplace]:
+        return [member.covariance for member in self.members_ if member.covariance is not None]
+
+    def _correlate_by(self, covariances: Sequence[Laplace], data: Scaled) -> None:
+        for member, covariance in zip(self.members_, covariances, strict=True):
+            member.covariance = covariance
+        self._judge(data)
 
     def _keep_prior(self, factor: float, data: Scaled) -> None:
         """Undo for the prior what a factor does to all variances.
 
         A factor corrects the noise. Where there are no rows, the prior decides, and should stay.
         """
-        for member in self.members_:
-            assert member.covariance is not None
-            member.covariance.scale_prior(1 / factor)
-        self._judge(data)
+        self._correlate_by([covariance.with_prior(1 / factor) for covariance in self._covariances], data)
 
     def _judge(self, data: Scaled) -> None:
         """What rows that a member has not seen say about it: its calibration and its honest score."""
