@@ -55,12 +55,14 @@ class Row:
     scaled: bool = False
     share: float = 0.1
     """Of the divergence from the prior."""
+    logvar: float = 0.2
+    """The rate of the log-variances relative to that of the means."""
 
     def __str__(self) -> str:
         if self.method is vp.DETERMINISTIC:
             return "plain, temperature" if self.scaled else "plain"
         after = {
-            "scratch": f"from scratch, {self.share:g} of the divergence",
+            "scratch": f"from scratch, {self.share:g} of the divergence" + ", one rate" * (self.logvar == 1),
             "further": "after plain",
             "calibrated": "calibrated",
         }
@@ -80,6 +82,8 @@ ROWS = {
     "dvi": Row(vp.DVI),
     "dvi-third": Row(vp.DVI, share=0.3),
     "dvi-whole": Row(vp.DVI, share=1.0),
+    "vbp-wide": Row(vp.VBP, share=1.0, logvar=1.0),
+    "dvi-wide": Row(vp.DVI, share=1.0, logvar=1.0),
 }
 
 
@@ -94,20 +98,21 @@ class Run:
     checkpoints: Path
 
     def trained(self, net: nn.Module, row: Row, epochs: int, rate: float) -> vp.ELBO:
-        """The network after these epochs, in evaluation mode; log-variances have a fifth of the rate."""
+        """The network after these epochs, in evaluation mode."""
         if row.method is not vp.DETERMINISTIC:
             vp.variational(net)
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         prior, n = vp.priors.Tempered(vp.priors.FanIn(4.0), row.share), len(self.images.x)
         elbo = vp.ELBO(net, row.method, vp.likelihoods.Categorical(), prior, n_data=n)
         batches = loader(self.images, BATCH, Augmentation())
-        schedule = Schedule(epochs, rate, cycle=True, logvar=0.2)
+        schedule = Schedule(epochs, rate, cycle=True, logvar=row.logvar)
         vp.fit(
             elbo,
             batches,
             epochs=epochs,
             optimizer=lambda _: schedule.optimiser(net, len(batches)),
-            checkpoint=self.checkpoints / f"{row.start}-{row.method.name}-{row.share:g}-{self.seed}.pt",
+            checkpoint=self.checkpoints
+            / f"{row.start}-{row.method.name}-{row.share:g}-{row.logvar:g}-{self.seed}.pt",
             resume=True,
             seed=self.seed,
             progress=False,
