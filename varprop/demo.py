@@ -38,7 +38,7 @@ def demo(out: str | Path = "demo") -> None:
     """Fit diabetes and digits, print how calibrated each network is, and draw a regression with its band."""
     console = Console()
     console.print(
-        "[bold]diabetes[/]: 442 patients, 10 measurements; progress of the disease after a year, in five folds"
+        "[bold]diabetes[/]: 442 patients, 10 measurements; their disease after a year, in five folds"
     )
     console.print(_table("test log-likelihood", "RMSE", "in 90 % interval", **_diabetes()))
     console.print("[bold]digits[/]: 1797 images of 8 × 8 pixels, a small convolutional network")
