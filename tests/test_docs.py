@@ -12,7 +12,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_diabetes
 from torch import nn
 
 import varprop as vp
@@ -34,7 +33,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-layers = load("layers")
+layers, consoles = load("layers"), load("consoles")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -45,16 +44,18 @@ def test_examples_run(page: Path, doctest_namespace: dict[str, object]) -> None:
 
 def commands(page: Path) -> list[str]:
     """The varprop commands of a page's console blocks, without their comments."""
-    blocks = re.findall(r"^```console\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ varprop ")]
+    return [
+        line[2:]
+        for block in consoles.blocks(page)
+        for line in block.splitlines()
+        if line.startswith("$ varprop ")
+    ]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
 def test_shell_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    table = load_diabetes(as_frame=True).frame
-    for name, part in {"diabetes": table, "first": table[:300], "new": table[300:]}.items():
-        part.to_csv(f"{name}.csv", index=False)
+    consoles.write_tables(tmp_path)
     for line in commands(page):
         _, command, *arguments = shlex.split(line, comments=True)
         quickly = ["--epochs", "2"] if command in ("fit", "update") else []
