@@ -383,6 +383,13 @@ def test_options_and_data_are_checked(options: dict[str, Any], message: str) -> 
         vp.replicas.fit(members, **{"x": x, "y": y, "epochs": 1, **options})
 
 
+def test_steps_that_cannot_be_mapped_name_the_way_out() -> None:
+    net = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(8, 1))
+    elbo = vp.ELBO(net, vp.DETERMINISTIC, vp.likelihoods.Normal(), vp.priors.Normal(), n_data=5)
+    with pytest.raises(ValueError, match="a tensor is sparse in a step; train such networks one by one"):
+        vp.replicas.fit([elbo], torch.zeros(1, 5, 2).long(), torch.zeros(1, 5, 1), epochs=1)
+
+
 def test_the_number_of_members_is_checked() -> None:
     x, y = data("vbp", replicas=2)
     with pytest.raises(ValueError, match=r"x\.expand\(3"):

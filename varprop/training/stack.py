@@ -13,7 +13,7 @@ from torch.func import stack_module_state, vmap
 from ..objectives import ELBO
 from ..substitution import substituted
 from .epochs import step
-from .tape import Program, record
+from .tape import NotRecordableError, Program, record
 
 Result = TypeVar("Result")
 Tensors: TypeAlias = dict[str, Tensor]
@@ -104,8 +104,13 @@ class Stack:
 
         # Tracing runs the step once, which must not move running statistics.
         copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        with torch.enable_grad():
-            program = record(gradient, self.params, copies, *arguments)
+        try:
+            with torch.enable_grad():
+                program = record(gradient, self.params, copies, *arguments)
+        except NotRecordableError as error:
+            raise ValueError(
+                f"replicas.fit: {error} in a step; train such networks one by one with fit."
+            ) from error
         if not compile:
             return program
         return replace(program, operations=torch.compile(program.operations, dynamic=False))

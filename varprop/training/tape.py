@@ -76,8 +76,10 @@ class _Tape(TorchDispatchMode):
     def know(self, value: object, node: Node) -> None:
         if isinstance(value, Tensor):
             self.memory -= value.numel() * value.element_size()
-            if value.layout is not torch.strided or self.memory < 0:
-                raise NotRecordableError
+            if self.memory < 0:
+                raise NotRecordableError("the values take too much memory")
+            if value.layout is not torch.strided:
+                raise NotRecordableError("a tensor is sparse")
             node.meta["layout"] = value.shape, value.stride(), value.dtype
             node.meta["memory"] = _memory(value)
             self.known[id(value)] = node
@@ -96,7 +98,7 @@ class _Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ATEN._local_scalar_dense.default:
-            raise NotRecordableError
+            raise NotRecordableError("a number is read from a tensor")
         result = func(*args, **(kwargs or {}))
         nodes = tree_map_only(Tensor, self.node, (args, kwargs or {}))
         self.know(result, self.graph.call_function(func, *nodes))
