@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
+from sklearn.utils.validation import (
+    _check_feature_names,
+    check_array,
+    check_is_fitted,
+    check_X_y,
+    validate_data,
+)
 
 from .inspect.consistency import Audit
 from .inspect.explanation import Explanation, explain
@@ -76,7 +82,7 @@ class Learned(Settings, Fitted):
             return validate_data(self, X, y, **options, reset=new)
         if new:
             self.n_features_in_ = len(X.columns)
-            self.feature_names_in_ = np.array([str(name) for name in X.columns], dtype=object)
+            _check_feature_names(self, X, reset=True)
         encoded = self.encoder_.transform(_table(X))
         return (
             check_array(encoded, **options)

@@ -34,7 +34,7 @@ SAMPLES = 100
 """Passes of a method that predicts by sampling."""
 EPISTEMIC = 0.25
 """The largest epistemic variance of a standardised logarithm. With that of the targets, means of exponentials
-were ten times beyond all that was seen in gaps of yacht, and intervals held no more."""
+were ten times beyond all that was seen in gaps of yacht, and intervals covered no more targets."""
 
 
 class Standardise(nn.Module):

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .perceptron import BayesianMLP, Choice
 
 ROUNDS, FINER = 4, 3
-"""Of L-BFGS, after which only the best choice is trained further; finer choices have fewer rounds, because
-they learn faster than they are better."""
+"""Of L-BFGS, after which only the best choice is trained further. Finer choices gain more in the first rounds
+than in the end, and would win too often with as many."""
 
 
 class Trial(NamedTuple):
@@ -23,7 +23,7 @@ class Trial(NamedTuple):
     estimator: BayesianMLP
     data: Scaled
     rounds: int
-    """Of L-BFGS, where it is trained by that."""
+    """Of L-BFGS that it has had; with Adam it has no meaning."""
 
 
 def leader(estimator: BayesianMLP, choice: Choice, rows: Rows) -> Trial:
