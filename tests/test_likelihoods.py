@@ -258,6 +258,18 @@ def test_categorical_refuses_what_it_does_not_know():
         likelihoods.Categorical().log_prob(torch.randn(2, 3), torch.tensor([0.0, 1.0]))
 
 
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_without_an_output_is_named_with_its_row(label):
+    f, y = torch.randn(3, 3), torch.tensor([2, label, 0])
+    expected = f"label {label} in row 1 is none of the classes: the network has 3 outputs"
+    with pytest.raises(ValueError, match=expected):
+        likelihoods.Categorical().log_prob(f, y)
+    with pytest.raises(ValueError, match=expected):
+        likelihoods.Categorical().predictive(f).log_prob(y)
+    with pytest.raises(ValueError, match="a label is none of the classes: the network has 3 outputs"):
+        torch.func.vmap(likelihoods.Categorical().log_prob)(f.expand(2, 3, 3), y.expand(2, 3))
+
+
 # -------------------- probit
 
 
@@ -348,6 +360,15 @@ def test_probit_refuses_what_it_does_not_know():
         likelihoods.Bernoulli("exact")
     with pytest.raises(ValueError, match="one output"):
         likelihoods.Bernoulli().target_shape(output(4, 2))
+
+
+@pytest.mark.parametrize("value", [math.nan, 2.0, -1.0])
+def test_labels_other_than_0_and_1_are_refused(value):
+    y = torch.tensor([[0.0, 1.0], [1.0, value]])
+    p = likelihoods.MultiLabel().predictive(output(2, 2))
+    for check in (likelihoods.MultiLabel().check, p.log_prob):
+        with pytest.raises(ValueError, match=f"targets must be 0 or 1, got {value:g} in row 1"):
+            check(y)
 
 
 # -------------------- a user's own

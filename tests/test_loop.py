@@ -385,6 +385,23 @@ def test_what_is_no_data_is_refused(data: Any, message: str) -> None:
         vp.fit(objective(), data, epochs=1)
 
 
+FITS: dict[str, Callable[[vp.ELBO, torch.Tensor], object]] = {
+    "tensors": lambda elbo, y: vp.fit(elbo, (X, y), epochs=1),
+    "loader": lambda elbo, y: vp.fit(elbo, DataLoader(TensorDataset(X, y), 10), epochs=1),
+    "replicas": lambda elbo, y: vp.replicas.fit([elbo], X.unsqueeze(0), y.unsqueeze(0), epochs=1),
+}
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+def test_targets_that_the_likelihood_does_not_know_are_refused(
+    fit: Callable[[vp.ELBO, torch.Tensor], object],
+) -> None:
+    elbo, y = objective(), (Y > 0).float()
+    elbo.likelihood, y[7] = vp.likelihoods.Bernoulli(), 2.0
+    with pytest.raises(ValueError, match="targets must be 0 or 1, got 2 in row 7"):
+        fit(elbo, y)
+
+
 def test_data_is_checked() -> None:
     with pytest.raises(ValueError, match="the objective has n_data=49, the data has 50 rows"):
         vp.fit(objective(49), (X, Y))

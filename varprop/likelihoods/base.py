@@ -35,6 +35,9 @@ class Likelihood(nn.Module, ABC):
         """The distribution of y when f is random, by quadrature unless a subclass has a closed form."""
         return LatentPredictive(as_gaussian(f), self)
 
+    def check(self, y: Tensor) -> None:
+        """Refuse targets that the likelihood does not know; `fit` calls it before it learns them."""
+
     def target_shape(self, f: Activation) -> torch.Size:
         """The shape of the targets that belong to an output f."""
         return f.shape

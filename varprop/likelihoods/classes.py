@@ -15,7 +15,8 @@ from ..predictive import (
     ClassPredictive,
     LabelPredictive,
     binary_entropy,
-    check_classes,
+    check_labels,
+    of_class,
 )
 from .base import Likelihood
 
@@ -48,8 +49,7 @@ class Categorical(Likelihood):
         self.samples = samples
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        check_classes(y)
-        return f.gather(1, y.unsqueeze(1)).squeeze(1) - f.logsumexp(1)
+        return of_class(f, y) - f.logsumexp(1)
 
     def expected_log_prob(self, f: Gaussian, y: Tensor) -> Tensor:
         p = f.mean.softmax(1)
@@ -91,6 +91,9 @@ class _Probit(Likelihood):
                 f"got {expectation!r}."
             )
         self.expectation = expectation
+
+    def check(self, y: Tensor) -> None:
+        check_labels(y)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         return log_ndtr(torch.where(y > 0, f, -f))

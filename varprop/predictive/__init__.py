@@ -4,9 +4,10 @@ from .base import (
     Elementwise,
     LatentPredictive,
     Predictive,
-    check_classes,
+    check_labels,
     check_shape,
     log_probability,
+    of_class,
     per_datum,
 )
 from .classes import ClassPredictive, Discrete, LabelPredictive, binary_entropy, tempered, two_classes
@@ -35,7 +36,7 @@ __all__ = [
     "RegressionMixture",
     "StudentPredictive",
     "binary_entropy",
-    "check_classes",
+    "check_labels",
     "check_level",
     "check_shape",
     "concatenate",
@@ -44,6 +45,7 @@ __all__ = [
     "log_probability",
     "mixture",
     "mixture_of_numbers",
+    "of_class",
     "per_datum",
     "quantile",
     "reordered",

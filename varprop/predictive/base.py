@@ -57,6 +57,41 @@ def check_shape(y: Tensor, shape: torch.Size) -> None:
         )
 
 
+def of_class(values: Tensor, y: Tensor) -> Tensor:
+    """The value of each data point's class, with the classes in dimension 1."""
+    check_classes(y)
+    try:
+        return values.gather(1, y.unsqueeze(1)).squeeze(1)
+    except (RuntimeError, IndexError) as error:
+        if "out of bounds" not in str(error):
+            raise
+        classes = values.shape[1]
+        wrong = "a label" if _is_mapped() else _first((y < 0) | (y >= classes), y, "label ")
+        raise ValueError(
+            f"{wrong} is none of the classes: the network has {classes} outputs, for labels from 0 to "
+            f"{classes - 1}."
+        ) from error
+
+
+def check_labels(y: Tensor) -> None:
+    """Refuse targets other than 0 and 1, except in functions that cannot decide by values."""
+    if torch.compiler.is_compiling() or _is_mapped():
+        return
+    wrong = (y != 0) & (y != 1)
+    if bool(wrong.any()):
+        raise ValueError(f"targets must be 0 or 1, got {_first(wrong, y)}; correct or remove the row.")
+
+
+def _is_mapped() -> bool:
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def _first(wrong: Tensor, y: Tensor, what: str = "") -> str:
+    """The first of the wrong targets, and its row."""
+    place = wrong.nonzero()[0].tolist()
+    return f"{what}{y[tuple(place)].item():g} in row {place[0]}"
+
+
 def check_classes(y: Tensor) -> None:
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"target has type {y.dtype}, but class indices are integers; use y.long().")

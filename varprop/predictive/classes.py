@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .base import Predictive, check_classes, check_shape, log_probability, per_datum
+from .base import Predictive, check_labels, check_shape, log_probability, of_class, per_datum
 
 
 class Discrete(Predictive):
@@ -38,8 +38,7 @@ class ClassPredictive(Discrete):
 
     def log_prob(self, y: Tensor) -> Tensor:
         check_shape(y, self.entropy.shape)
-        check_classes(y)
-        return per_datum(log_probability(self.probs.gather(1, y.unsqueeze(1)).squeeze(1)))
+        return per_datum(log_probability(of_class(self.probs, y)))
 
     @property
     def entropy(self) -> Tensor:
@@ -57,6 +56,7 @@ class LabelPredictive(Discrete):
 
     def log_prob(self, y: Tensor) -> Tensor:
         check_shape(y, self.probs.shape)
+        check_labels(y)
         return per_datum(log_probability(torch.where(y > 0, self.probs, self.complement)))
 
     @property

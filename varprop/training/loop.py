@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset
 
 from ..objectives import ELBO
 from .batches import Data, check_size, split
@@ -131,6 +132,8 @@ def fit(
             f'fit: optimizer="lbfgs" needs all rows in one process, and the fabric has {fabric.world_size}.'
         )
     check_size(elbo.n_data, data, split(data, validation, seed)[0])
+    if not isinstance(data, Dataset | DataLoader):
+        elbo.likelihood.check(data[1])
     _check_parameters(elbo)
     return train(fabric, elbo, data, plan) if given else launch(fabric, train, elbo, data, plan)
 
@@ -139,7 +142,7 @@ def train(fabric: Fabric, elbo: ELBO, data: Data, plan: Plan) -> pd.DataFrame:
     """Train in this process, which is one of the fabric's, and return the history."""
     with torch.random.fork_rng([fabric.device] if fabric.device.type == "cuda" else []):
         rows, held_out = split(data, plan.validation, plan.seed)
-        loader = batches(rows, plan.batch_size, fabric, shuffle=True)
+        loader = batches(rows, plan.batch_size, fabric, shuffle=True, check=elbo.likelihood.check)
         run = _start(elbo, plan, fabric)
         trainer = Trainer(run, loader, fabric, plan)
         validation_loader = (

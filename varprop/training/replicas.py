@@ -124,6 +124,8 @@ def fit(
         )
     check_members(members)
     _check_shapes("data", data, len(members))
+    for targets in y if isinstance(y, Tensor) else ():
+        members[0].likelihood.check(targets)
     if optimizer == "lbfgs":
         check_noiseless("replicas.fit", members[0])
         batch_size = x.shape[1]

@@ -7,10 +7,10 @@ every process as many rows as the others repeat some rows or drop them; here sha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 Item = TypeVar("Item")
+Check: TypeAlias = Callable[[torch.Tensor], None]
 SEEDS_APART = 0x9E3779B9
 """Between the seeds of two processes. Odd, because a generator of the CPU uses 32 bits of its seed only."""
 
@@ -86,7 +87,7 @@ class TensorBatches:
 class LoaderBatches:
     """Batches of a DataLoader. Where it has indices of rows, a process loads its share only."""
 
-    def __init__(self, loader: DataLoader[Batch], fabric: Fabric) -> None:
+    def __init__(self, loader: DataLoader[Batch], fabric: Fabric, check: Check) -> None:
         self.generators = _generators(loader)
         self.indices: _Indices | None = None
         if fabric.world_size > 1 and _has_indices(loader):
@@ -96,7 +97,7 @@ class LoaderBatches:
         self.loader = cast(
             "DataLoader[Batch]", fabric.setup_dataloaders(loader, use_distributed_sampler=False)
         )
-        self.fabric = fabric
+        self.fabric, self.check = fabric, check
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -107,18 +108,23 @@ class LoaderBatches:
             self.indices.draw()
             _part_ways(self.fabric)
             for batch in self.loader:
-                yield _share(_in_precision(self.fabric, batch), *self.indices.sizes.popleft(), self.fabric)
+                yield _share(self._checked(batch), *self.indices.sizes.popleft(), self.fabric)
             return
         several = self.fabric.world_size > 1
         whole = _with_own_random_state(self.loader) if several else self.loader
         _part_ways(self.fabric)
         for batch in whole:
-            parts, total = _in_precision(self.fabric, batch), len(batch[1])
+            parts, total = self._checked(batch), len(batch[1])
             own = pytree.tree_map(partial(_own, fabric=self.fabric), parts) if several else parts
             rows = len(own[1])
             yield _share(
                 own if rows else pytree.tree_map(itemgetter(slice(1)), parts), rows, total, self.fabric
             )
+
+    def _checked(self, batch: Batch) -> Sequence[torch.Tensor]:
+        converted = _in_precision(self.fabric, batch)
+        self.check(converted[1])
+        return converted
 
 
 KEPT = (
@@ -175,13 +181,18 @@ class _Itself(Dataset[int]):
         return index
 
 
-def batches(data: Data, batch_size: int, fabric: Fabric, shuffle: bool) -> Batches:
-    """The data as batches on the device of this process."""
+def batches(
+    data: Data, batch_size: int, fabric: Fabric, shuffle: bool, check: Check = lambda y: None
+) -> Batches:
+    """The data as batches on the device of this process.
+
+    :param check: of the targets that a loader loads.
+    """
     if isinstance(data, Dataset):
         shuffle = shuffle and not isinstance(data, IterableDataset)
         data = DataLoader(data, batch_size, shuffle=shuffle)
     if isinstance(data, DataLoader):
-        return LoaderBatches(data, fabric)
+        return LoaderBatches(data, fabric, check)
     return TensorBatches(data, batch_size, fabric, shuffle)
 
 
