@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -316,6 +319,59 @@ def test_the_error_for_an_unknown_module_names_it_and_the_fix() -> None:
         vp.NoRuleError, match=r"VBP has no rule for torch\..*\.LPPool1d; .*`method \| \{LPPool1d: rule\}`"
     ):
         vp.VBP(nn.Sequential(nn.LPPool1d(2, 2)), Gaussian(torch.ones(1, 1, 4), torch.ones(1, 1, 4)))
+
+
+@pytest.mark.parametrize("method", [vp.DVI, vp.LOCAL_REPARAM], **by_name)
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.ones(4, 3, dtype=torch.float64), r"x is float64, the network float32; give x.float\(\)"),
+        (torch.ones(4, 3, dtype=torch.long), r"x is int64, the network float32; give x.float\(\)"),
+        (torch.ones(4, 2), r"Linear\(in_features=3.* takes 3 inputs, but x has the shape \(4, 2\)"),
+        (np.ones((4, 3)), "x is of type ndarray, but a network takes tensors"),
+        ([[1.0, 2.0, 3.0]], "x is of type list, but a network takes tensors"),
+    ],
+    ids=["float64", "int64", "width", "array", "list"],
+)
+def test_an_input_that_a_network_does_not_take_is_explained(method: vp.Method, x: Any, message: str) -> None:
+    net = vp.variational(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)))
+    with pytest.raises(ValueError, match=f"^{method.name}: {message}"):
+        method(net, x)
+
+
+def test_errors_of_other_kinds_stay_as_they_are() -> None:
+    def refuse(method: vp.Method, module: nn.Module, x: Any) -> Any:
+        raise RuntimeError("of no kind that is known")
+
+    with pytest.raises(RuntimeError, match="of no kind that is known"):
+        (vp.DVI | {nn.Linear: refuse})(nn.Linear(3, 2), torch.ones(4, 3).double())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda elbo, x: vp.DVI(elbo, x), "DVI: a network is needed, got an ELBO; give its `net`"),
+        (lambda elbo, x: vp.summary(elbo, vp.DVI, x), "summary: a network is needed, got an ELBO"),
+        (lambda elbo, x: vp.correlated(elbo, x), "correlated: a network is needed, got an ELBO"),
+        (lambda elbo, x: vp.calibrate(elbo, (x, x), elbo.likelihood), "calibrate: a network is needed"),
+        (lambda elbo, x: vp.ELBO(elbo, vp.DVI, elbo.likelihood, elbo.prior, n_data=4), "ELBO: a network"),
+        (lambda elbo, x: vp.fit(elbo.net, (x, x)), "fit: an ELBO is needed, got a Sequential; make one"),
+        (lambda elbo, x: vp.update(elbo.net, x, x), "update: an ELBO is needed, got a Sequential"),
+        (lambda elbo, x: vp.audit(elbo.net, x, x), "audit: an ELBO is needed, got a Sequential"),
+        (lambda elbo, x: vp.replicas.fit([elbo.net], x, x), "replicas.fit: an ELBO is needed"),
+        (lambda elbo, x: vp.DVI(x, elbo.net), "DVI: the network comes first, got a Tensor"),
+        (lambda elbo, x: vp.summary(elbo.net, x, vp.DVI), "summary: method must be a Method such as vp.DVI"),
+        (lambda elbo, x: vp.DVI | 3, r"DVI \| rules: give a table .*, got 3"),
+        (lambda elbo, x: vp.DVI | {nn.ReLU: 3}, r"DVI \| rules: give a table .*ReLU'>: 3"),
+    ],
+)
+def test_arguments_in_the_place_of_others_are_refused(
+    call: Callable[[Any, torch.Tensor], object], message: str
+) -> None:
+    net = vp.variational(nn.Sequential(nn.Linear(3, 1)))
+    elbo = vp.ELBO(net, vp.DVI, vp.likelihoods.Normal(), vp.priors.FanIn(), n_data=4)
+    with pytest.raises(TypeError, match=message):
+        call(elbo, torch.ones(4, 3))
 
 
 def test_a_user_adds_a_rule() -> None:

@@ -25,7 +25,17 @@ from .cache import WeightCache
 from .gaussian import Gaussian
 from .graph.steps import tensors_in
 from .graph.store import UndecidedError
-from .methods.base import Call, Function, Method, Value, Which, chosen, is_random_value
+from .methods.base import (
+    Call,
+    Function,
+    Method,
+    Value,
+    Which,
+    check_method,
+    check_network,
+    chosen,
+    is_random_value,
+)
 from .methods.noise import Noise, Uses, of_weights
 from .methods.tables import DVI
 from .posterior import is_random, posteriors
@@ -244,6 +254,8 @@ def _rows(outputs: Outputs, f: Tensor, at_once: int) -> Iterator[Tensor]:
 
 
 def _check(net: nn.Module, inputs: Value, method: Method, batched: bool) -> None:
+    check_network("correlated", net)
+    check_method("correlated", method)
     if method.samples:
         raise ValueError(
             f"correlated: {method.name} draws samples and carries no variance; "

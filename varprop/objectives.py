@@ -20,7 +20,7 @@ from .graph.steps import tensors_in
 from .jacobian import correlated
 from .laplace import Laplace
 from .likelihoods import Likelihood, check_target
-from .methods.base import Call, Method, Value, Which, arguments, chosen
+from .methods.base import Call, Method, Value, Which, arguments, check_network, chosen
 from .methods.precision import in_single, is_float16
 from .posterior import posteriors
 from .predictive import NormalPredictive, Predictive, concatenate, mixture, per_datum
@@ -133,6 +133,7 @@ class ELBO(nn.Module):
         moments: Moments = "independent",
     ) -> None:
         super().__init__()
+        check_network("ELBO", net)
         _check_parts(method=(method, Method), likelihood=(likelihood, Likelihood), prior=(prior, Prior))
         if not (isinstance(n_data, float | Real) and n_data > 0):
             raise ValueError(
@@ -232,6 +233,15 @@ class ELBO(nn.Module):
                 "give the number of passes, as in predict(x, samples=100)."
             )
         return mixture([self.likelihood.predictive(self.propagated(x)) for _ in range(samples)])
+
+
+def check_objective(caller: str, elbo: object) -> None:
+    """Refuse a network in the place of its objective."""
+    if not isinstance(elbo, ELBO):
+        raise TypeError(
+            f"{caller}: an ELBO is needed, got a {type(elbo).__name__}; make one with "
+            "vp.ELBO(net, vp.DVI, likelihood, prior, n_data=...)."
+        )
 
 
 class LogMarginal(nn.Module):

@@ -18,7 +18,7 @@ from ..gaussian import Activation, Gaussian
 from ..graph.steps import tensors_in
 from ..methods.base import Value
 from ..methods.tables import DVI, EXACT
-from ..objectives import ELBO, split
+from ..objectives import ELBO, check_objective, split
 from ..posterior import posteriors
 from ..predictive import ClassPredictive, LabelPredictive, Predictive, Regression, concatenate, mixture
 from .metrics import log_likelihood, rmse
@@ -112,6 +112,7 @@ def audit(
     >>> vp.audit(elbo, torch.randn(16, 2), torch.randn(16, 1)).consistent
     True
     """
+    check_objective("audit", elbo)
     rows = len(tensors_in(x)[0])
     if not rows == len(y) > 0:
         raise ValueError(

@@ -17,7 +17,15 @@ from ..graph.residual import covariance
 from ..graph.steps import Place, Ref
 from ..graph.walk import graph_for, walk
 from ..methods import DVI
-from ..methods.base import Call, Method, NoRuleError, Value, is_random_value
+from ..methods.base import (
+    Call,
+    Method,
+    NoRuleError,
+    Value,
+    check_method,
+    check_network,
+    is_random_value,
+)
 from ..methods.facts import Kind
 from ..methods.keys import row
 from ..posterior import posteriors
@@ -113,6 +121,8 @@ def summary(net: nn.Module, method: Method, *x: Value, **options: Value) -> Summ
     >>> [(row.place, str(row.kind)) for row in vp.summary(net, vp.DVI, torch.randn(5, 2)).operations]
     [('0', 'exact (Eq. 1)'), ('1', 'exact (Eq. 8)'), ('2', 'exact (Eq. 1)')]
     """
+    check_network("summary", net)
+    check_method("summary", method)
     if row(method.rules, net) not in (None, nn.Module, nn.Sequential):
         net = nn.Sequential(net)
     with FlopCounterMode(display=False) as counter:

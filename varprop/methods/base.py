@@ -12,6 +12,7 @@ from ..gaussian import Gaussian
 from ..posterior import posteriors
 from .facts import Rule, Rules, as_rule
 from .keys import in_torch, row
+from .misfits import misfit
 from .precision import in_single, needs_single
 
 if TYPE_CHECKING:
@@ -125,6 +126,13 @@ class Method:
         return self(module, *args, **options)
 
     def __or__(self, rules: Rules) -> Method:
+        if not (
+            isinstance(rules, Mapping) and all(isinstance(r, Rule) or callable(r) for r in rules.values())
+        ):
+            raise TypeError(
+                f"{self.name} | rules: give a table {{layer type: rule}} of functions "
+                f"rule(method, module, x), got {rules!r}."
+            )
         return replace(self, rules={**self.rules, **rules}, key=None if rules else self.key)
 
     def __deepcopy__(self, memo: object) -> Method:
@@ -143,7 +151,16 @@ class Method:
         place: Place | None = None,
     ) -> Value:
         """Apply a rule, then call the watch function if there is one."""
-        output = rule.apply(self, callable_of(operation, args), *args, **options)
+        try:
+            output = rule.apply(self, callable_of(operation, args), *args, **options)
+        except NoRuleError:
+            raise
+        except (RuntimeError, TypeError, AttributeError) as error:
+            if isinstance(operation, nn.Module):
+                check_network(self.name, operation)
+            if reason := misfit(operation, (*args, *options.values()), error):
+                raise ValueError(f"{self.name}: {reason}") from error
+            raise
         return self.watched(rule, operation, args, options, output, place)
 
     def watched(
@@ -164,6 +181,7 @@ class Method:
         """The rule for the module's type or, if `forward` is inherited unchanged, for a base class."""
         key = row(self.rules, module)
         if key is None:
+            check_network(self.name, module)
             raise missing(self, module)
         return as_rule(self.rules[key])
 
@@ -197,6 +215,21 @@ def missing(method: Method, operation: Operation, detail: str = "") -> NoRuleErr
         f"{method.name} has no rule for {name}{detail}; add one with `method | {{{key}: rule}}`, "
         f"where rule(method, {arguments}) returns the output as a Tensor or a Gaussian."
     )
+
+
+def check_network(caller: str, net: object) -> None:
+    """Refuse an objective in the place of its network, and arguments in another order."""
+    if not isinstance(net, nn.Module):
+        raise TypeError(
+            f"{caller}: the network comes first, got a {type(net).__name__}; give a torch module."
+        )
+    if isinstance(getattr(net, "method", None), Method):
+        raise TypeError(f"{caller}: a network is needed, got an {type(net).__name__}; give its `net`.")
+
+
+def check_method(caller: str, method: object) -> None:
+    if not isinstance(method, Method):
+        raise TypeError(f"{caller}: method must be a Method such as vp.DVI, got a {type(method).__name__}.")
 
 
 def arguments(x: Value) -> tuple[tuple[Value, ...], dict[str, Value]]:

@@ -50,6 +50,10 @@ def per_datum(log_prob: Tensor) -> Tensor:
 
 
 def check_shape(y: Tensor, shape: torch.Size) -> None:
+    if not isinstance(y, Tensor):
+        raise TypeError(
+            f"target is of type {type(y).__name__}, and must be a tensor; give torch.as_tensor(y)."
+        )
     if y.shape != shape:
         raise ValueError(
             f"target has shape {tuple(y.shape)}, the prediction needs {tuple(shape)}; "

@@ -13,6 +13,7 @@ from ..gaussian import mean_of
 from ..likelihoods import Likelihood
 from ..likelihoods import Normal as NormalLikelihood
 from ..methods import VBP, Method
+from ..methods.base import check_network
 from ..objectives import ELBO
 from ..posterior import Net, centred, posteriors, scale_variances
 from ..priors import Centred, Normal, Prior
@@ -69,6 +70,7 @@ def calibrate(
     >>> torch.equal(elbo.predict(x).mean, before)
     True
     """
+    check_network("calibrate", net)
     if means not in ("frozen", "free"):
         raise ValueError(f'calibrate: means must be "frozen" or "free", got {means!r}.')
     held_out = data if validation is None else validation

@@ -13,7 +13,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from ..objectives import ELBO
+from ..objectives import ELBO, check_objective
 from .batches import Data, check_size, split
 from .checkpoints import Run
 from .divergence import Kept
@@ -105,6 +105,7 @@ def fit(
     >>> bool(history.loss.iloc[-1] < history.loss.iloc[0])
     True
     """
+    check_objective("fit", elbo)
     plan = Plan(
         epochs=epochs,
         lr=lr,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
-from ..objectives import ELBO
+from ..objectives import ELBO, check_objective
 from .alike import check_members
 from .batches import Batch, Chosen, Stacked, check_data, split_rows, wrong_size
 from .divergence import Kept, diverged
@@ -102,6 +102,8 @@ def fit(
     (20, 5)
     >>> ensemble = vp.predictive.mixture([member.predict(x) for member in members])
     """
+    for member in members:
+        check_objective("replicas.fit", member)
     seeds = range(len(members)) if seeds is None else seeds
     data = (x, y) if weight is None else (x, y, weight)
     check_options(

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ..objectives import ELBO
+from ..objectives import ELBO, check_objective
 from ..posterior import deterministic_parameters, posteriors, remembered
 from ..priors import Earlier
 from .batches import Batch, check_data
@@ -51,6 +51,7 @@ def update(
     >>> elbo.seen
     192.0
     """
+    check_objective("update", elbo)
     batch: Batch = (x, y) if weight is None else (x, y, weight)
     check_data("update", "the data", batch)
     n_data = float(len(x) if weight is None else weight.sum())
