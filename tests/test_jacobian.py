@@ -434,6 +434,10 @@ def several() -> nn.Module:
         (several, (3, 4), {}, "needs one Gaussian as the network's output, and DVI gives a tuple.*output="),
         (lambda: nn.Linear(4, 2), (3, 4), {"method": vp.DETERMINISTIC}, "DETERMINISTIC gives a Tensor"),
         (lambda: nn.Linear(4, 2), (3, 4), {"method": vp.LOCAL_REPARAM}, "LOCAL_REPARAM draws samples"),
+        *(
+            (lambda: nn.Linear(4, 2), (3, 4), {"outputs": outputs}, "does not fit the network's 2 outputs")
+            for outputs in ([5], [-1], [], 3, 0, torch.ones(1, 3))
+        ),
     ],
 )
 def test_unsupported_arguments_are_errors(

@@ -93,6 +93,7 @@ def _correlated(
     net: nn.Module, inputs: Value, method: Method, output: Which, outputs: Outputs, batched: bool
 ) -> Gaussian:
     network = _Network.of(net, method, output, batched, inputs)
+    _check_outputs(outputs, network.outputs)
     if not batched:
         return Gaussian.of(*network.moments(outputs, inputs, 1))
     n = len(tensors_in(inputs)[0])
@@ -228,6 +229,21 @@ def _lie_in_turn(run: Function, uses: Uses, shifts: Sequence[Tensor], inputs: Va
 
 def _examples(change: Callable[[Tensor], Tensor], inputs: Value) -> Value:
     return pytree.tree_map_only(Tensor, change, inputs)
+
+
+def _check_outputs(outputs: Outputs, every: int) -> None:
+    if isinstance(outputs, Tensor) and outputs.dim() == 2:
+        fits = outputs.shape[1] == every and len(outputs) > 0
+    elif isinstance(outputs, int):
+        fits = 0 < outputs <= every
+    else:
+        numbers = range(every) if outputs is None else list(outputs)
+        fits = len(numbers) > 0 and all(0 <= int(i) < every for i in numbers)
+    if not fits:
+        raise ValueError(
+            f"correlated: outputs={outputs} does not fit the network's {every} output{'s' * (every > 1)}; "
+            f"give numbers from 0 to {every - 1}, how many of the largest mean, or a matrix of {every} columns."
+        )
 
 
 def _count(outputs: Outputs, every: int) -> int:
