@@ -242,7 +242,7 @@ def _check_outputs(outputs: Outputs, every: int) -> None:
     if not fits:
         raise ValueError(
             f"correlated: outputs={outputs} does not fit the network's {every} output{'s' * (every > 1)}; "
-            f"give numbers from 0 to {every - 1}, how many of the largest mean, or a matrix of {every} columns."
+            f"give numbers from 0 to {every - 1}, how many with the largest mean, or {every} columns."
         )
 
 
@@ -266,7 +266,7 @@ def _rows(outputs: Outputs, f: Tensor, at_once: int) -> Iterator[Tensor]:
         wanted = range(every) if outputs is None else outputs
         numbers = torch.as_tensor(wanted, device=f.device).unsqueeze(1).expand(-1, n)
     for part in numbers.split(at_once):
-        yield nn.functional.one_hot(part, every).to(f)
+        yield (part.unsqueeze(-1) == torch.arange(every, device=f.device)).to(f)
 
 
 def _check(net: nn.Module, inputs: Value, method: Method, batched: bool) -> None:
