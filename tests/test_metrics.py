@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from varprop.inspect.metrics import _distance_from_step, coverage, crps, ece, log_likelihood, rmse
+from varprop.inspect.metrics import _distance_from_step, coverage, crps, ece, log_likelihood, rmse, summary
 from varprop.predictive import (
     ClassPredictive,
     LogNormalPredictive,
@@ -67,6 +67,36 @@ def test_crps_by_the_integral_is_that_in_closed_form() -> None:
 def test_a_target_that_would_broadcast_is_refused(score) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match="reshape"):
         score(normal(0.0, 1.0, n=3), torch.zeros(3))
+
+
+CLASSES = ClassPredictive(torch.full((3, 2), 0.5), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("score", "p", "message"),
+    [
+        (ece, normal(0.0, 1.0), "ece: a prediction of classes comes first"),
+        (rmse, CLASSES, "rmse: a prediction of numbers comes first, .*; got a ClassPredictive"),
+        (
+            rmse,
+            torch.zeros(3, 1),
+            "rmse: a prediction of numbers comes first, then the targets; got a Tensor",
+        ),
+        (crps, CLASSES, "crps: a prediction of numbers"),
+        (coverage, CLASSES, "coverage: a prediction of numbers"),
+        (log_likelihood, torch.zeros(3, 1), "log_likelihood: a prediction comes first"),
+        (summary, torch.zeros(3, 1), "summary: a prediction comes first"),
+    ],
+)
+def test_what_a_score_cannot_judge_is_refused(score, p, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TypeError, match=message):
+        score(p, torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize("level", [90, "0.9"])
+def test_a_level_that_is_no_share_is_refused(level) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=r"^level must be a number between 0 and 1, such as 0\.9, got"):
+        coverage(normal(0.0, 1.0), torch.zeros(1, 1), level)
 
 
 def test_calibrated_classes_have_no_calibration_error() -> None:

@@ -20,6 +20,12 @@ from ..predictive import (
     two_classes,
 )
 
+NEEDED: dict[type, str] = {
+    Predictive: "prediction",
+    Regression: "prediction of numbers",
+    ClassPredictive: "prediction of classes",
+}
+
 
 def summary(p: Predictive, y: Tensor) -> dict[str, float]:
     """All scores that apply to a prediction, by name.
@@ -35,6 +41,7 @@ def summary(p: Predictive, y: Tensor) -> dict[str, float]:
     entropy                  0.500
     mutual information       0.500
     """
+    _check("summary", p, Predictive)
     if isinstance(p, LabelPredictive):
         p, y = two_classes(p), y.flatten().long()
     measures: dict[str, Tensor]
@@ -71,11 +78,13 @@ def log_likelihood(p: Predictive, y: Tensor) -> Tensor:
     >>> log_likelihood(p, torch.zeros(1, 1))
     tensor(-0.9189)
     """
+    _check("log_likelihood", p, Predictive)
     return p.log_prob(y).mean()
 
 
 def rmse(p: Regression, y: Tensor) -> Tensor:
     """Root mean squared error of the predictive mean."""
+    _check("rmse", p, Regression)
     check_shape(y, p.mean.shape)
     return (p.mean - y).square().mean().sqrt()
 
@@ -91,6 +100,7 @@ def crps(p: Regression, y: Tensor) -> Tensor:
     >>> crps(p, torch.zeros(1, 1))
     tensor(0.2337)
     """
+    _check("crps", p, Regression)
     check_shape(y, p.mean.shape)
     components = p.components if isinstance(p, RegressionMixture) else [p]
     if not all(isinstance(c, NormalPredictive) for c in components):
@@ -132,6 +142,7 @@ def coverage(p: Regression, y: Tensor, level: float = 0.9) -> Tensor:
     >>> coverage(p, torch.tensor([[0.0], [1.0], [-1.5], [2.0]]))
     tensor(0.7500)
     """
+    _check("coverage", p, Regression)
     check_shape(y, p.mean.shape)
     low, high = p.interval(level)
     return ((low <= y) & (y <= high)).to(y.dtype).mean()
@@ -144,9 +155,15 @@ def ece(p: ClassPredictive, y: Tensor, bins: int = 15) -> Tensor:
     >>> ece(p, torch.tensor([0, 0]))                     # 80 % confident, right half of the time
     tensor(0.3000)
     """
+    _check("ece", p, ClassPredictive)
     confidence, chosen = p.probs.max(1)
     check_shape(y, chosen.shape)
     gap = (chosen == y).to(confidence.dtype) - confidence
     bin_of = (confidence * bins).ceil().long().clamp(1, bins) - 1
     totals = gap.new_zeros(bins).index_add(0, bin_of.flatten(), gap.flatten())
     return totals.abs().sum() / gap.numel()
+
+
+def _check(score: str, p: object, kind: type) -> None:
+    if not isinstance(p, kind):
+        raise TypeError(f"{score}: a {NEEDED[kind]} comes first, then the targets; got a {type(p).__name__}.")

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from statistics import NormalDist
 
 import torch
@@ -172,5 +173,5 @@ def quantile(cdf: Callable[[Tensor], Tensor], probability: float, low: Tensor, h
 
 
 def check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise ValueError(f"interval: level must lie between 0 and 1, got {level}.")
+    if not (isinstance(level, Real) and 0 < level < 1):
+        raise ValueError(f"level must be a number between 0 and 1, such as 0.9, got {level!r}.")
