@@ -572,6 +572,20 @@ def test_rare_classes_count_as_much_as_others_if_balanced(tmp_path: Path) -> Non
     assert share["balanced"] > 0.3
 
 
+@pytest.mark.parametrize(
+    ("target", "options", "saying"),
+    [
+        ("price", ["--class-weight", "balanced"], "balanced is for classes, and 'price' has numbers; leave"),
+        ("dear", ["--noise", "student"], "--noise student is for numbers, and 'dear' has classes"),
+        ("dear", ["--pieces", 8], "--pieces 8 is for numbers, and 'dear' has classes"),
+    ],
+)
+def test_options_that_cannot_apply_are_refused(
+    place: Path, tmp_path: Path, target: str, options: list[object], saying: str
+) -> None:
+    fails("fit", place / "train.csv", "--target", target, *options, "--out", tmp_path / "m", saying=saying)
+
+
 def test_networks_of_any_size_and_number(place: Path, tmp_path: Path) -> None:
     houses(60).to_csv(tmp_path / "data.csv", index=False)
     options = (

@@ -48,6 +48,28 @@ def test_contract(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
+def test_class_weights_count_as_weights_of_rows(tmp_path: Path) -> None:
+    X, y = load_iris(return_X_y=True)
+    X, y = X[40:110], y[40:110]
+    weights = {0: 2.0, 1: 1.0, 2: 0.5}
+    options: dict[str, Any] = {"hidden_layer_sizes": 5, "folds": 2, "epochs": 2}
+
+    def probabilities(weight: Any, class_weight: Any) -> np.ndarray:
+        model = BayesianMLPClassifier(**options, class_weight=class_weight, random_state=0)
+        return model.fit(X, y, weight).predict_proba(X)
+
+    by_row = np.vectorize(weights.get)(y)
+    np.testing.assert_array_equal(probabilities(None, weights), probabilities(by_row, None))
+    shares = np.bincount(y) / len(y)
+    np.testing.assert_allclose(probabilities(None, "balanced"), probabilities(1 / 3 / shares[y], None))
+    model = BayesianMLPClassifier(**options, class_weight=weights).fit(X, y)
+    vp.save(model, tmp_path / "model")
+    assert vp.load(tmp_path / "model").class_weight == weights
+    for wrong, message in (("even", "class_weight must be None"), ({7: 1.0}, r"class_weight has \['7'\]")):
+        with pytest.raises(ValueError, match=message):
+            model.set_params(class_weight=wrong).fit(X, y)
+
+
 @pytest.fixture(scope="module")
 def regressor() -> BayesianMLPRegressor:
     return BayesianMLPRegressor(folds=1, epochs=60, lr=0.03, random_state=0).fit(X[TRAIN], Y[TRAIN])

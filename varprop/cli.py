@@ -199,7 +199,6 @@ def fit(
         "epochs": epochs or "auto",
         "devices": devices,
         "random_state": seed,
-        "balanced": class_weight is ClassWeight.balanced,
         "verbose": not quiet and sys.stderr.isatty(),
     }
     if prior is not None:
@@ -210,6 +209,7 @@ def fit(
         task,
         options,
         of_numbers={"noise": noise.value, "pieces": pieces_of_columns},
+        of_classes={"class_weight": None if class_weight is ClassWeight.none else class_weight.value},
         ignore=ignored,
         keep=kept,
         holdout=holdout,

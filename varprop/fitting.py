@@ -12,7 +12,7 @@ from .judging import compared, sample_of, say_left_out
 from .shell import Rows, say
 from .table.cache import LongTable
 from .table.layout import check_present
-from .table.messages import TableWarning
+from .table.messages import TableError, TableWarning
 from .table.model import TableModel, split, train
 from .table.reading import chunks
 from .table.target import TargetColumn, with_target
@@ -37,6 +37,7 @@ def fitted(
     options: Mapping[str, Any],
     *,
     of_numbers: Mapping[str, Any],
+    of_classes: Mapping[str, Any],
     ignore: Sequence[str],
     keep: Sequence[str],
     holdout: float,
@@ -47,13 +48,20 @@ def fitted(
 
     :param options: of training.
     :param of_numbers: further options if the target is a number.
+    :param of_classes: and if it is a class.
     """
     sample = sample_of(chunks(data), data, target, seed)
     check_present(data, list(sample.table.columns), (*target, *ignore, *keep))
     complete = with_target(sample.table.drop(columns=list(ignore)), target, task)
     say_left_out(sample.table, complete)
     column = TargetColumn.fit(complete, target, task)
-    options = {**options, **(of_numbers if column.classes is None else {}), "keep": keep}
+    own, others = (of_numbers, of_classes) if column.classes is None else (of_classes, of_numbers)
+    for name, value in others.items():
+        if value and value != "auto":
+            kind, other = ("numbers", "classes") if others is of_numbers else ("classes", "numbers")
+            option = f"--{name.replace('_', '-')} {value}"
+            raise TableError(f"{option} is for {kind}, and {column.name!r} has {other}; leave it out.")
+    options = {**options, **own, "keep": keep}
     training, held_out = split(complete, column, holdout, seed)
     whole = None if sample.is_whole else LongTable(data, sample.rows, held_out.index)
     model = train(training, column, whole=whole, say=say, **options)

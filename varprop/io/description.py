@@ -94,6 +94,8 @@ def _plain(name: str, value: object) -> object:
             # Epochs of several fits may have different columns; a missing value is null.
             columns = {str(name): value[name].tolist() for name in value}
             return {"table": {name: [None if x != x else x for x in xs] for name, xs in columns.items()}}
+        case dict() if not all(isinstance(key, str) for key in value):
+            return {"pairs": [[_plain(name, part) for part in pair] for pair in value.items()]}
         case dict():
             return {"mapping": {str(key): _plain(name, item) for key, item in value.items()}}
         case priors.Prior() if describe_prior(value):
@@ -119,6 +121,8 @@ def _value(plain: Any) -> Any:
             return pd.DataFrame(columns)
         case {"mapping": values}:
             return {key: _value(item) for key, item in values.items()}
+        case {"pairs": pairs}:
+            return {_value(key): _value(item) for key, item in pairs}
         case {"prior": prior}:
             return make_prior(prior)
         case {"method": method}:

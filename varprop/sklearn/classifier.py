@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
@@ -27,6 +30,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     wide, and the divergence from it counts a tenth by default: whole, it leaves probabilities less sure than
     they should be.
 
+    :param class_weight: how much the rows of each class count, by name; "balanced" lets every class count the
+        same, however rare; probabilities are those of balanced classes then.
+
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
     >>> model = vp.BayesianMLPClassifier(epochs=5, random_state=0).fit(X, y)
@@ -36,6 +42,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     prior: float | Prior = 4.0
     kl_weight: float = 0.1
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
 
     temperature_ = 1.0
     """By which the logarithms of probabilities are divided, as out-of-fold rows have asked for."""
@@ -66,6 +73,27 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         if new:
             self.classes_ = np.unique(targets)
         return rows, targets
+
+    def _train(
+        self, X: np.ndarray, y: np.ndarray, sample_weight: ArrayLike | None, new: bool, **options: Any
+    ) -> BayesianMLPClassifier:
+        if self.class_weight is not None:
+            self._check_class_weight()
+            weight = compute_sample_weight(self.class_weight, y)
+            given = 1.0 if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+            sample_weight = weight * given
+        return super()._train(X, y, sample_weight, new, **options)
+
+    def _check_class_weight(self) -> None:
+        given = self.class_weight
+        if not (isinstance(given, Mapping) or (isinstance(given, str) and given == "balanced")):
+            raise ValueError(
+                f'class_weight must be None, "balanced" or a dictionary of weights, got {given!r}.'
+            )
+        if isinstance(given, Mapping) and (unknown := set(given) - set(self.classes_.tolist())):
+            raise ValueError(
+                f"class_weight has {sorted(map(str, unknown))}, and the classes are {self.classes_.tolist()}."
+            )
 
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
         if len(self.classes_) < 2 or (len(np.unique(y)) < 2 and len(y) > 1):

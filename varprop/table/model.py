@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor
 
 from ..inspect.consistency import Audit
@@ -231,7 +230,6 @@ def train(
     *,
     whole: LongTable | None = None,
     keep: Sequence[str] = (),
-    balanced: bool = False,
     say: Callable[[str], None] = lambda note: None,
     **options: Any,
 ) -> TableModel:
@@ -239,7 +237,6 @@ def train(
 
     :param whole: what to train on, if the table is a sample of it.
     :param keep: columns to use even if they seem to be identifiers or free text.
-    :param balanced: let every class count the same.
     :param say: told what was recognised and left out, before training begins.
     """
     if len(table) < FEWEST:
@@ -255,9 +252,8 @@ def train(
     estimator = (BayesianMLPRegressor if column.classes is None else BayesianMLPClassifier)(**options)
     if isinstance(estimator, BayesianMLPClassifier):
         estimator.classes_ = np.array(column.classes, dtype=object)
-    weight = compute_sample_weight("balanced", y) if balanced and column.classes is not None else None
     # The features are scaled in double precision, but the network needs only single precision.
-    estimator._train(X, y, weight, new=True, dtype=torch.float32)
+    estimator._train(X, y, None, new=True, dtype=torch.float32)
     baseline = Baseline.fit(column, y)
     model = TableModel._of(estimator, encoder, column, baseline)
     if (p := getattr(estimator, "oof_", None)) is None:
