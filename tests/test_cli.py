@@ -1,7 +1,9 @@
 """The command line: predictions from a table; every failure is one sentence and exit code 2."""
 
 import errno
+import gzip
 import json
+import lzma
 import re
 import shutil
 import subprocess
@@ -527,6 +529,16 @@ def test_the_level_and_the_identifiers_of_predictions(place: Path, tmp_path: Pat
     assert p.nr.tolist() == [f"A{i}" for i in range(50)]
     ratio = (p["upper"] - p["lower"]) / p["std"]  # of a mixture, which is normal where its members agree
     assert np.median(ratio) == pytest.approx(2 * 0.67449, rel=0.1)
+
+
+def test_predictions_are_written_as_the_name_of_their_file_says(place: Path, tmp_path: Path) -> None:
+    words = ["predict", place / "price", place / "new.csv", "--out"]
+    for name in ("p.csv", "p.csv.gz", "p.csv.xz"):
+        assert run(*words, tmp_path / name).exit_code == 0
+    plain = (tmp_path / "p.csv").read_bytes()
+    assert gzip.decompress((tmp_path / "p.csv.gz").read_bytes()) == plain
+    assert lzma.decompress((tmp_path / "p.csv.xz").read_bytes()) == plain
+    fails(*words, tmp_path / "p.parquet", saying="written as CSV, not as .parquet; end --out in .csv")
 
 
 def test_predictions_have_no_more_digits_than_they_are_worth(place: Path) -> None:

@@ -51,6 +51,24 @@ def test_formats_and_parts_agree(table: pd.DataFrame, tmp_path: Path, ending: st
     assert parts[1].index[0] == len(parts[0]) + 1
 
 
+def test_parquet_is_recognised_under_any_name(table: pd.DataFrame, tmp_path: Path) -> None:
+    table.to_parquet(tmp_path / "data")
+    pd.testing.assert_frame_equal(read(tmp_path / "data").reset_index(drop=True), table, check_dtype=False)
+
+
+@pytest.mark.parametrize("types", [None, {"b": "float64", "a": "str"}])
+def test_spaces_around_the_names_of_columns_do_not_count(
+    tmp_path: Path, types: dict[str, str] | None
+) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("a , b,y, a\n1,2,3,4\n5,6,7,8\n")
+    assert Layout.of(path).header == ("a", "b", "y", "a")
+    found = read(path, types)
+    assert list(found) == ["a", "b", "y"] if types is None else list(types)
+    assert found["a"].tolist() == ["1", "5"]
+    assert found["b"].astype(float).tolist() == [2.0, 6.0]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("decimal", [".", ","])

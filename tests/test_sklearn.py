@@ -408,6 +408,9 @@ def test_pieces_cut_a_column_at_its_quantiles() -> None:
     torch.testing.assert_close(added.mean(0), torch.zeros(6), atol=1e-6, rtol=0)
     torch.testing.assert_close(added.std(0, correction=0), torch.tensor([0.0, 1, 1, 1, 1, 0]))
     assert Pieces.of(x[:, 1:], 4) is None
+    one = Pieces.of(x, 1)
+    assert one is not None
+    torch.testing.assert_close(one.high, torch.tensor([0.0, 100.0, 200.0]))
     with_gap = Pieces.of(torch.cat([torch.arange(75.0), torch.arange(174.0, 199.0)]).view(-1, 1), 2)
     assert with_gap is not None
     assert with_gap.low.tolist() == [-49.5, 0.0, 49.5, 74.0, 124.0, 174.0, 198.0]

@@ -25,6 +25,7 @@ from .shell import (
     shown,
     told,
 )
+from .table.layout import PARQUET
 from .table.messages import TableError
 from .table.task import Task
 
@@ -234,7 +235,10 @@ def predict(
     data: Data,
     out: Annotated[
         Path | None,
-        typer.Option(help="CSV file for the predictions; standard output by default.", show_default=False),
+        typer.Option(
+            help="CSV file for the predictions, packed if it ends in .gz; standard output by default.",
+            show_default=False,
+        ),
     ] = None,
     level: Annotated[
         float,
@@ -256,10 +260,16 @@ def predict(
     """
     if out is not None:
         check_free(out, overwrite)
+        if out.suffix.lower() in PARQUET:
+            raise TableError(
+                f"predictions are written as CSV, not as {out.suffix}; end --out in .csv or .csv.gz."
+            )
     ids = id or []
     check_table(data, [*ids, *check_model(model)])
     from .io.storage import replacing
+    from .table.reading import COMPRESSIONS
 
+    packed = None if out is None else COMPRESSIONS.get(out.suffix.lower())
     loaded = _load(model)
     target: AbstractContextManager[IO[bytes]] = (
         nullcontext(sys.stdout.buffer) if out is None else replacing(out)
@@ -267,7 +277,7 @@ def predict(
     done = 0
     with told(strict), progress(quiet) as show, target as file:
         for part in loaded.stream(data, ids, level):
-            part.to_csv(file, index=False, header=done == 0)
+            part.to_csv(file, index=False, header=done == 0, compression=packed)
             done += len(part)
             show(f"{done:,} rows")
 

@@ -54,9 +54,9 @@ class Pieces(nn.Module):
         columns, cuts = [], []
         for column, values in enumerate(x.double().numpy(force=True).T):
             knots = _knots(values, pieces)
-            if len(knots):
-                first, *_, last = np.diff(knots)
-                ends = list(pairwise([knots[0] - first, *knots, knots[-1] + last]))
+            if len(knots) > 1:
+                widths = np.diff(knots)
+                ends = list(pairwise([knots[0] - widths[0], *knots, knots[-1] + widths[-1]]))
                 columns += [column] * len(ends)
                 cuts += [(*ends[0], -BEYOND, 1.0), *((*piece, 0.0, 1.0) for piece in ends[1:-1])]
                 cuts += [(*ends[-1], 0.0, BEYOND)]

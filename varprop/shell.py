@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .table.layout import PARQUET, Layout, check_file, check_present
+from .table.layout import Layout, check_file, check_present, is_parquet
 from .table.messages import TableError, TableWarning
 
 P = ParamSpec("P")
@@ -79,7 +79,7 @@ def check_table(data: Path, wanted: Sequence[str] = (), unusual: bool = True) ->
     :param unusual: say what is unusual about the file.
     """
     check_file(data)
-    if data.suffix.lower() in PARQUET:
+    if is_parquet(data):
         return ()
     layout = Layout.of(data)
     if layout.header:

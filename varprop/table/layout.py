@@ -49,7 +49,7 @@ class Layout:
     separator: str
     decimal: str
     header: tuple[str, ...]
-    """The names of the columns as written; one may stand there twice."""
+    """The names of the columns, without spaces around them; one may stand there twice."""
 
     @classmethod
     def of(cls, path: Path) -> Layout:
@@ -68,7 +68,11 @@ class Layout:
         records = _records(text, separator, whole)
         fields = [field.strip() for record in records[1:] for field in record]
         return cls(
-            path, encoding, separator, _decimal(fields, separator), tuple(records[0] if records else ())
+            path,
+            encoding,
+            separator,
+            _decimal(fields, separator),
+            tuple(name.strip() for name in records[0]) if records else (),
         )
 
     @property
@@ -100,6 +104,12 @@ def check_file(path: Path) -> None:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise TableError(f"{path} {what}; give a CSV, TSV or Parquet file.")
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file is Parquet, by its first bytes, or is meant to be, by its name."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1" or path.suffix.lower() in PARQUET
 
 
 def check_present(path: Path, present: Sequence[str], wanted: Sequence[str]) -> None:

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from .columns import ABSENT
-from .layout import DECIMAL_COMMA, PARQUET, UNPACKING, Layout, check_file, check_present, unpacked_not
+from .layout import (
+    DECIMAL_COMMA,
+    UNPACKING,
+    Layout,
+    check_file,
+    check_present,
+    is_parquet,
+    unpacked_not,
+)
 from .messages import TableError
 
 CHUNK = 32_768
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
+COMPRESSIONS: dict[str, Literal["gzip", "bz2", "xz"]] = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
 """By the suffix, as pandas names them: those that the layout can be recognised through."""
 
 
 def chunks(
     path: str | Path, types: Mapping[str, str] | None = None, rows: int = CHUNK
 ) -> Iterator[pd.DataFrame]:
-    """A table with at least one row, in chunks; the file suffix tells the format. The index counts from 1.
+    """A table with at least one row, in chunks. The index counts from 1.
 
     :param types: the columns to read, and the type of each. Without it all columns are read, and the fields
         of CSV and TSV files stay text, so that the type of a column does not depend on the chunk. Text is
@@ -28,7 +36,7 @@ def chunks(
     """
     path = Path(path)
     check_file(path)
-    source = _parquet if path.suffix.lower() in PARQUET else _text
+    source = _parquet if is_parquet(path) else _text
     seen = 0
     try:
         for part in source(path, types, rows):
@@ -56,21 +64,24 @@ def _text(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterator[pd
     pd.read_csv(path, nrows=2, header=None, dtype=str, **options)
     names = list(pd.read_csv(path, nrows=0, **options).columns)
     # The first column of a name keeps it, the others are renamed by pandas.
-    first = [name for name, raw in zip(names, layout.header, strict=False) if not raw or name == raw]
+    first: dict[str, str] = {}
+    for name, raw in zip(names, layout.header, strict=False):
+        if not raw or name.strip() == raw:
+            first.setdefault(raw or name, name)
     if not first:
         raise TableError(f"{path} cannot be read as a table: its header has no names.")
-    check_present(path, first, list(types or ()))
-    columns = first if types is None else list(types)
+    check_present(path, list(first), list(types or ()))
+    columns = {name: first[name] for name in (first if types is None else types)}
     options |= {"keep_default_na": False, "chunksize": rows}
-    numeric = {name for name, kind in (types or {}).items() if kind != "str"}
+    numeric = {columns[name] for name, kind in (types or {}).items() if kind != "str"}
     # Unused columns are parsed too: rows of a wrong length cannot be found otherwise.
-    typed = {name: (types or {}).get(name, "str") for name in names}
+    typed = dict.fromkeys(names, "str") | {columns[name]: kind for name, kind in (types or {}).items()}
     missing = {name: sorted(ABSENT) if name in numeric else [""] for name in names}
     seen = 0
     try:
         with pd.read_csv(path, dtype=typed, na_values=missing, decimal=layout.decimal, **options) as parts:
             for part in parts:
-                yield _points(part.loc[:, columns], layout)
+                yield _points(_named(part, columns), layout)
                 seen += len(part)
     except (UnicodeDecodeError, pd.errors.ParserError, TableError):
         raise
@@ -80,7 +91,12 @@ def _text(path: Path, types: Mapping[str, str] | None, rows: int) -> Iterator[pd
         options |= {"skiprows": range(1, seen + 1), "na_values": [""]}
         with pd.read_csv(path, dtype=str, **options) as parts:
             for part in parts:
-                yield _points(part.loc[:, columns], layout)
+                yield _points(_named(part, columns), layout)
+
+
+def _named(table: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
+    """The columns that are wanted, under their names without spaces."""
+    return table.loc[:, list(columns.values())].set_axis(list(columns), axis=1)
 
 
 def _points(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
