@@ -80,6 +80,8 @@ def test_normal_update_survives_a_perfect_fit():
 
 @pytest.mark.parametrize("precision", [0.0, -1.0, math.nan, math.inf])
 def test_normal_refuses_a_precision_that_is_not_positive(precision):
+    with pytest.raises(ValueError, match="precision must be positive and finite, got 'a'"):
+        likelihoods.Normal("a")
     with pytest.raises(ValueError, match="precision must be positive"):
         likelihoods.Normal(precision)
 

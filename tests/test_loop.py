@@ -321,6 +321,7 @@ def test_weights_count_in_validation() -> None:
         ({"kl_warmup": -1}, "kl_warmup must be a whole number of epochs, zero or more"),
         ({"clip": 0.0}, "clip must be positive"),
         ({"lr": math.nan}, "lr must be positive"),
+        ({"compile": "max"}, "compile must be True or False, got 'max'"),
         ({"seed": 2**50}, "a seed must be a whole number below"),
     ],
 )

@@ -300,7 +300,8 @@ def test_partial_fit_of_classes(classifier: BayesianMLPClassifier) -> None:
         ({"hidden_layer_sizes": (10, 0)}, "hidden_layer_sizes must be"),
         ({"hidden_layer_sizes": "many"}, "hidden_layer_sizes must be a positive whole number, got 'many'"),
         ({"n_replicas": 0}, "n_replicas must be"),
-        ({"prior": -1.0}, "gain must be positive"),
+        ({"prior": -1.0}, "prior must be a positive number, got -1.0"),
+        ({"laplace": "diagonal"}, "laplace must be True or False, got 'diagonal'"),
         ({"folds": 0}, "folds must be a positive whole number"),
         (
             {"noise": "pink"},
@@ -320,6 +321,37 @@ def test_parameters_are_checked_in_fit(options: dict[str, Any], message: str) ->
 
 
 # ------------------------------------------------------------------------------------------------------ folds
+
+
+ROWS = pd.DataFrame(X[TRAIN], columns=list("abcdefghij"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "y", "message"),
+    [
+        (BayesianMLPRegressor, ROWS, ["many", *Y[1:200]], "y has 'many' in row 0, where a finite number"),
+        (BayesianMLPRegressor, ROWS, [*Y[:199], None], "y has None in row 199, where a finite number"),
+        (BayesianMLPClassifier, ROWS, ["a", None] * 100, "y has no class in row 1; remove the row"),
+        (BayesianMLPRegressor, ROWS.set_axis([*"aabcdefghi"], axis=1), Y[:200], "more than one column 'a'"),
+        (BayesianMLPRegressor, ROWS.assign(a=[[1, 2]] * 200), Y[:200], "column 'a' has values of type list"),
+    ],
+)
+def test_data_that_cannot_be_learned_are_refused(kind: Any, rows: Any, y: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind().fit(rows, np.array(y, dtype=object))
+
+
+def test_numbers_may_be_written_as_text() -> None:
+    options = {**QUICK, "log_target": "auto", "noise": "auto"}
+    as_text, as_numbers = (
+        BayesianMLPRegressor(**options).fit(X[TRAIN], y) for y in (Y[TRAIN].astype(str), Y[TRAIN])
+    )
+    np.testing.assert_array_equal(as_text.predict(X[TEST]), as_numbers.predict(X[TEST]))
+
+
+def test_weights_that_cannot_be_written_to_are_copied() -> None:
+    weight = pd.Series(np.ones(200))
+    assert BayesianMLPRegressor(**QUICK).fit(X[TRAIN], Y[TRAIN], weight).n_seen_ == 100
 
 
 @pytest.mark.parametrize("weight", [None, [1.0, 0.0]])

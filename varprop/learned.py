@@ -25,7 +25,7 @@ from .model import Fitted, Model, Standardise, Target
 from .objectives import ELBO
 from .predictive import Predictive
 from .settings import Settings
-from .table.encoding import Encoder, is_mixed
+from .table.encoding import Encoder, check_names, is_mixed
 
 ALONE = "no_validation"
 """scikit-learn's word for rows without targets; None are targets that someone forgot."""
@@ -76,6 +76,8 @@ class Learned(Settings, Fitted):
     def _checked(self, X: Any, y: Any = ALONE, *, new: bool = False, **options: Any) -> Any:
         """The rows as an array, with their targets if given; a table that is not all numbers as numbers."""
         options |= {"dtype": [np.float64, np.float32]}
+        if isinstance(X, pd.DataFrame):
+            check_names(X)
         if new:
             self.encoder_ = Encoder.fit(X) if is_mixed(X) else None
         if self.encoder_ is None:

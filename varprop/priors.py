@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -242,5 +243,5 @@ def lognormal_gamma_kl(mean: Tensor, logvar: Tensor, scale: float) -> Tensor:
 
 def _check_positive(prior: str, **values: float) -> None:
     for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{prior}: {name} must be positive and finite, got {value}.")
+        if not (isinstance(value, Real | Tensor) and 0 < value < math.inf):
+            raise ValueError(f"{prior}: {name} must be positive and finite, got {value!r}.")

@@ -62,7 +62,7 @@ class Settings(BaseEstimator):  # type: ignore[misc]
 
     @property
     def _prior(self) -> Prior:
-        return self.prior if isinstance(self.prior, Prior) else FanIn(float(self.prior))
+        return self.prior if isinstance(self.prior, Prior) else FanIn(positive("prior", self.prior))
 
     def _fold_count(self, rows: int) -> int:
         """At least two rows are in each fold."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +33,8 @@ class Normal(Likelihood):
 
     def __init__(self, precision: float = 1.0, outputs: int = 1) -> None:
         super().__init__()
-        if not 0 < precision < math.inf:
-            raise ValueError(f"likelihoods.Normal: precision must be positive and finite, got {precision}.")
+        if not (isinstance(precision, Real | Tensor) and 0 < precision < math.inf):
+            raise ValueError(f"likelihoods.Normal: precision must be positive and finite, got {precision!r}.")
         self.register_buffer("precision", torch.full((outputs,), float(precision)))
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:

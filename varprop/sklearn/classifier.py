@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_sample_weight
@@ -69,6 +70,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
         rows, targets = self._checked(X, y, new=new)
+        if targets.dtype == object and (absent := pd.isna(targets)).any():
+            raise ValueError(f"y has no class in row {absent.argmax()}; remove the row, or name its class.")
         check_classification_targets(targets)
         if new:
             self.classes_ = np.unique(targets)

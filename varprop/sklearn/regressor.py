@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike
 from scipy.stats import skew
@@ -106,7 +107,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         return self._train(*self._validated(X, y, new), sample_weight, new, once=True)
 
     def _validated(self, X: ArrayLike, y: ArrayLike, new: bool) -> tuple[np.ndarray, np.ndarray]:
-        rows, targets = self._checked(X, y, new=new, multi_output=True, y_numeric=True)
+        rows, targets = self._checked(X, y, new=new, multi_output=True)
+        targets = _numbers(targets)
         if not new and targets.shape[1:] != self.y_mean_.shape:
             raise ValueError(
                 f"y has the shape {targets.shape}, but the model was first fitted with {self.n_outputs_} "
@@ -125,6 +127,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
             )
         if self.log_target not in ("auto", True, False):
             raise ValueError(f'log_target must be "auto", True or False, got {self.log_target!r}.')
+        if self.laplace not in (True, False):
+            raise ValueError(f"laplace must be True or False, got {self.laplace!r}.")
         log = self.log_target is True
         if log and not (y > 0).all():
             raise ValueError("log_target needs positive targets, and y has some that are zero or negative.")
@@ -253,6 +257,18 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     def _shaped(self, values: Tensor) -> np.ndarray:
         return values.numpy().reshape(-1, *self.y_mean_.shape)
+
+
+def _numbers(y: np.ndarray) -> np.ndarray:
+    """Targets as numbers, if they are; text may be one."""
+    if y.dtype.kind in "biuf":
+        return y
+    values = pd.to_numeric(pd.Series(y.ravel()), errors="coerce").to_numpy(np.float64)
+    if not np.isfinite(values).all():
+        i = int((~np.isfinite(values)).argmax())
+        row = i // (y.shape[1] if y.ndim > 1 else 1)
+        raise ValueError(f"y has {y.ravel()[i]!r} in row {row}, where a finite number is needed.")
+    return values.reshape(y.shape)
 
 
 def _is_skewed(y: np.ndarray) -> bool:

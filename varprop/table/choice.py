@@ -8,6 +8,7 @@ import numpy as np
 
 from .columns import Text, absent, is_date, is_truth, number_share, parsed
 from .kinds import MOST_CATEGORIES, Category, Date, Number
+from .messages import TableError
 
 MOSTLY = 0.9
 """A column with at least this share of numbers is one of numbers; its words are missing values."""
@@ -22,7 +23,14 @@ def choose(column: Text, keep: bool = False) -> Number | Category | str:
     :param keep: learn from it if that is possible at all.
     """
     known = column[~absent(column)]
-    different = known.nunique()
+    try:
+        different = known.nunique()
+    except TypeError as error:  # it cannot be hashed
+        kind = type(known.iloc[0]).__name__
+        raise TableError(
+            f"column {column.name!r} has values of type {kind}, which are no numbers, text or dates; "
+            "make columns of their parts, or leave it out."
+        ) from error
     if not len(known):
         return "has no values"
     if different == 1 and len(known) == len(column):

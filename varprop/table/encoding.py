@@ -134,11 +134,16 @@ def is_mixed(X: object) -> bool:
 
 def _named_columns(table: pd.DataFrame) -> pd.DataFrame:
     """The table with text for the names of its columns, all different."""
+    check_names(table)
+    return table.set_axis([str(name) for name in table.columns], axis=1)
+
+
+def check_names(table: pd.DataFrame) -> None:
+    """Refuse a table in which two columns have the same name."""
     names = [str(name) for name in table.columns]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise TableError(f"the table has more than one column {twice!r}; give each its own name.")
-    return table.set_axis(names, axis=1)
 
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:

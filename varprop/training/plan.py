@@ -45,6 +45,7 @@ class Plan:
             "fit",
             whole={"epochs": self.epochs, "batch_size": self.batch_size, "every": self.every},
             rates={"lr": self.lr, "clip": self.clip},
+            flags={"compile": self.compile, "resume": self.resume},
             noise=self.noise,
             kl_warmup=self.kl_warmup,
             validation=self.validation,
@@ -83,6 +84,7 @@ def check_options(
     *,
     whole: Mapping[str, int | None],
     rates: Mapping[str, float | None],
+    flags: Mapping[str, object],
     noise: str,
     kl_warmup: int,
     validation: object,
@@ -93,6 +95,7 @@ def check_options(
 
     :param whole: options that are positive whole numbers, by name; None where one is not set.
     :param rates: options that are positive numbers.
+    :param flags: options that are True or False.
     """
     for name, value in {**whole, "patience": patience}.items():
         if value is not None and not (isinstance(value, Integral) and value > 0):
@@ -100,6 +103,9 @@ def check_options(
     for name, rate in rates.items():
         if rate is not None and not (isinstance(rate, Real) and 0 < rate < math.inf):
             raise ValueError(f"{caller}: {name} must be positive and finite, got {rate!r}.")
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"{caller}: {name} must be True or False, got {flag!r}.")
     if not (isinstance(kl_warmup, Integral) and kl_warmup >= 0):
         raise ValueError(
             f"{caller}: kl_warmup must be a whole number of epochs, zero or more, got {kl_warmup!r}."

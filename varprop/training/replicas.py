@@ -110,6 +110,7 @@ def fit(
         "replicas.fit",
         whole={"epochs": epochs, "batch_size": batch_size},
         rates={"lr": lr},
+        flags={"compile": compile},
         noise=noise,
         kl_warmup=kl_warmup,
         validation=validation,

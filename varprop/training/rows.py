@@ -53,7 +53,13 @@ class Scaled:
     def by(cls, model: Model, rows: Rows, folds: int, seed: int) -> Scaled:
         x, t = _inputs(model, rows.X), model.targets(rows.y)
         parts = None if folds == 1 else Folds.draw(x, t, folds, seed)
-        return cls(x, t, model.target.values(rows.y), torch.from_numpy(rows.weight), parts)
+        return cls(
+            x,
+            t,
+            model.target.values(rows.y),
+            torch.from_numpy(np.require(rows.weight, requirements="W")),
+            parts,
+        )
 
     @property
     def total(self) -> float:
