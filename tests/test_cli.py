@@ -531,6 +531,14 @@ def test_the_level_and_the_identifiers_of_predictions(place: Path, tmp_path: Pat
     assert np.median(ratio) == pytest.approx(2 * 0.67449, rel=0.1)
 
 
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_folds_of_few_rows_are_said_once(tmp_path: Path) -> None:
+    houses(30).to_csv(tmp_path / "data.csv", index=False)
+    result = fitted(tmp_path / "data.csv", "--target", "price", "--ignore", "dear", "--folds", 20)
+    assert result.stderr.count("varprop: 30 rows have no more than 15 folds, not 20.\n") == 1
+    assert result.stderr.count("the score is optimistic; take fewer folds.\n") == 1
+
+
 def test_predictions_are_written_as_the_name_of_their_file_says(place: Path, tmp_path: Path) -> None:
     words = ["predict", place / "price", place / "new.csv", "--out"]
     for name in ("p.csv", "p.csv.gz", "p.csv.xz"):

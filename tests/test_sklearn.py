@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -384,6 +385,24 @@ def test_out_of_fold_predictions_of_classes_are_probabilities(classifier: Bayesi
     _, y = load_iris(return_X_y=True)
     own = np.log(classifier.oof_predict_[np.arange(150), y]).mean()
     assert classifier.oof_log_likelihood_ == pytest.approx(own, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("folds", "rows", "messages"),
+    [
+        (5, 20, []),
+        (5, 8, ["8 rows have no more than 4 folds, not 5"]),
+        (10, 100, []),
+        (10, 99, ["10 folds of 99 rows have fewer than 10 rows each"]),
+        (500, 40, ["40 rows have no more than 20 folds, not 500", "20 folds of 40 rows have fewer than 10"]),
+    ],
+)
+def test_fewer_folds_and_folds_of_few_rows_are_told(folds: int, rows: int, messages: list[str]) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        BayesianMLPClassifier(folds=folds)._fold_count(rows)
+    for warning, message in zip(told, messages, strict=True):
+        assert message in str(warning.message)
 
 
 def test_automatic_choices_are_the_best_out_of_fold_and_reported() -> None:

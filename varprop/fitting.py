@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .judging import compared, sample_of, say_left_out
-from .shell import Rows, say
+from .shell import Rows, said, say
 from .table.cache import LongTable
 from .table.layout import check_present
 from .table.messages import TableError, TableWarning
@@ -64,7 +64,8 @@ def fitted(
     options = {**options, **own, "keep": keep}
     training, held_out = split(complete, column, holdout, seed)
     whole = None if sample.is_whole else LongTable(data, sample.rows, held_out.index)
-    model = train(training, column, whole=whole, say=say, **options)
+    with said():
+        model = train(training, column, whole=whole, say=say, **options)
     heads: tuple[str, ...] = ()
     scores: Rows = {}
     if len(held_out):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
@@ -23,6 +24,8 @@ STEPS, EPOCHS = (4000, 6000), ((120, 4000), (2, 240))
 """Steps of Adam below `MANY` rows and from there on, and the fewest and most epochs that they may take."""
 BATCHES, LARGEST_BATCH = 4000, 4096
 """Batches of an epoch, beyond which they become larger rather than more, up to this size."""
+FEWEST = 10
+"""Rows of a fold that can stop a network without flattering it."""
 ROUNDS, PATIENCE = 100, 4
 """The most rounds of L-BFGS, and rounds without a better one after which a member stops."""
 
@@ -65,8 +68,18 @@ class Settings(BaseEstimator):  # type: ignore[misc]
         return self.prior if isinstance(self.prior, Prior) else FanIn(positive("prior", self.prior))
 
     def _fold_count(self, rows: int) -> int:
-        """At least two rows are in each fold."""
-        return max(1, min(count("folds", self.folds), rows // 2))
+        """At least two rows are in each fold; more folds than the default should have ten."""
+        wanted = count("folds", self.folds)
+        folds = max(1, min(wanted, rows // 2))
+        if folds < wanted:
+            warnings.warn(f"{rows} rows have no more than {folds} folds, not {wanted}.", stacklevel=1)
+        if folds > Settings.folds and rows < FEWEST * folds:
+            warnings.warn(
+                f"{folds} folds of {rows} rows have fewer than {FEWEST} rows each, and a network stops where"
+                " those are predicted best: the score is optimistic; take fewer folds.",
+                stacklevel=1,
+            )
+        return folds
 
     def _options(self, rows: int, folds: int) -> dict[str, Any]:
         """Of the trainer of folds."""

@@ -70,6 +70,15 @@ def told(strict: bool = False) -> Iterator[None]:
         say(str(warning))
 
 
+@contextmanager
+def said() -> Iterator[None]:
+    """Say warnings as sentences, each once."""
+    once = functools.cache(say)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *args, **kwargs: once(str(message))
+        yield
+
+
 # ------------------------------------------------------------------------------------ checks before any work
 
 
