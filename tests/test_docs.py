@@ -74,11 +74,26 @@ def step_ratios(network: str, batch: str) -> dict[str, list[float]]:
     return {method: [row[method]["ratio"] for row in rows] for method in ("vbp", "dvi", "cvbp")}
 
 
+def recorded_ratios() -> list[float]:
+    """The cost of a perceptron's recorded step, with the same methods."""
+    path = ROOT / "benchmarks" / "results" / "run" / "recorded.json"
+    network, batch = PERCEPTRON
+    row = json.loads(path.read_text())["found"][network]["training"][batch]
+    return [row[f"{method}, recorded"]["ratio"] for method in ("vbp", "dvi", "cvbp")]
+
+
 @pytest.mark.parametrize("row", [LENET, PERCEPTRON])
 def test_the_page_of_choices_states_the_committed_speed(row: tuple[str, str]) -> None:
     eager, compiled = zip(*step_ratios(*row).values(), strict=True)
     numbers = " | ".join(f"{ratio:.1f}" for ratio in (*eager, *compiled))
     assert f"batch of {row[1]} | {numbers} |" in (DOCS / "choose.md").read_text()
+
+
+def test_the_page_of_choices_states_the_cost_of_a_recorded_step() -> None:
+    vbp, dvi, cvbp = (f"{ratio:.1f}" for ratio in recorded_ratios())
+    assert (
+        f"for the perceptron {vbp}, {dvi} and {cvbp} times the plain step" in (DOCS / "choose.md").read_text()
+    )
 
 
 def test_the_readme_states_the_committed_speed_and_calibration() -> None:
@@ -87,6 +102,7 @@ def test_the_readme_states_the_committed_speed_and_calibration() -> None:
     assert f"with `vp.DVI` takes {lenet['dvi'][0]:.1f} times as long" in readme
     assert f"{lenet['dvi'][1]:.1f} times when both are compiled" in readme
     assert f"it is {perceptron['dvi'][0]:.1f} and {perceptron['dvi'][1]:.1f} times" in readme
+    assert f"{recorded_ratios()[1]:.1f} times where `vp.fit` records it" in readme
     cells = (ROOT / "experiments" / "results" / "table1" / "dvi-cosine").glob("*.json")
     shares = [
         np.mean([split["own"]["coverage"] for split in json.loads(path.read_text())["splits"]])
