@@ -69,7 +69,7 @@ def _curve(ax: Axes) -> None:
     ax.plot(grid, p.mean, color=BLUE, lw=1.8, label="mean")
     ax.plot(x, y, ".", color=INK, ms=3, label="data")
     ax.set(title="regression", xlabel="x", ylabel="y", xlim=(-5, 2.5), ylim=(-4.2, 4.2))
-    ax.legend(loc="upper left", ncols=2, fontsize=8)
+    ax.legend(loc="upper center", ncols=2, fontsize=8)
 
 
 def _moons(ax: Axes) -> None:
