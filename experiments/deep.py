@@ -82,7 +82,6 @@ ROWS = {
     "dvi": Row(vp.DVI),
     "dvi-third": Row(vp.DVI, share=0.3),
     "dvi-whole": Row(vp.DVI, share=1.0),
-    "vbp-wide": Row(vp.VBP, share=1.0, logvar=1.0),
     "dvi-wide": Row(vp.DVI, share=1.0, logvar=1.0),
 }
 
