@@ -37,9 +37,7 @@ PRIOR = priors.Tempered(priors.FanIn(4.0), weight=0.1)
 def demo(out: str | Path = "demo") -> None:
     """Fit diabetes and digits, print how calibrated each network is, and draw a regression with its band."""
     console = Console()
-    console.print(
-        "[bold]diabetes[/]: 442 patients, 10 measurements; their disease after a year, in five folds"
-    )
+    console.print("[bold]diabetes[/]: 442 patients, their disease after a year, in five folds")
     console.print(_table("test log-likelihood", "RMSE", "in 90 % interval", **_diabetes()))
     console.print("[bold]digits[/]: 1797 images of 8 × 8 pixels, a small convolutional network")
     console.print(
