@@ -218,9 +218,10 @@ def fit(
         seed=seed,
     )
     trained, classes = judged.model, judged.model.target.classes
+    columns = len(trained.types)
     trained.save(out)
     rows: Rows = {
-        "table": f"{judged.rows:,} rows, {len(trained.types)} columns used",
+        "table": f"{judged.rows:,} rows, {columns:,} column{'s' * (columns != 1)} used",
         "task": "regression" if classes is None else f"classification, {len(classes)} classes",
         "method": f"{method.value}, {len(trained.model.members)} networks, {len(trained.history)} epochs",
         **trained.choices,
