@@ -165,8 +165,9 @@ class BayesianMLP(Learned):
             for name in [name for name in vars(self) if name.startswith("oof_")]:
                 delattr(self, name)  # from now on every member has seen all rows
         else:
-            self._train_folds(rows, new)
-            if self._fold_count(len(rows)) > 1:
+            folds = self._fold_count(len(rows))
+            self._train_folds(rows, new, folds)
+            if folds > 1:
                 self.oof_rows_ = np.flatnonzero(counts)[self.oof_rows_]
         return self
 
@@ -180,16 +181,14 @@ class BayesianMLP(Learned):
         self._note(learn(self.members_, batch, n_data, lambda *given: self._fit_all(batch, *given)))
         self.n_seen_ += rows.total
 
-    def _train_folds(self, rows: Rows, new: bool) -> None:
+    def _train_folds(self, rows: Rows, new: bool, folds: int) -> None:
         """Train each member without another fold, and choose what is left open."""
-        folds = self._fold_count(len(rows))
         compared = new and folds > 1 and self._is_open
         if new:
             choice = self._choice(rows.y, compared)
             if compared:
-                best = race.leader(
-                    self, choice, rows if len(rows) < MANY else rows.sample(COMPARED, self.random_)
-                )
+                some = rows if len(rows) < MANY else rows.sample(COMPARED, self.random_)
+                best = race.leader(self, choice, some, folds)
                 choice, self.candidates_ = best.estimator.choices_, best.estimator.candidates_
                 if len(rows) < MANY:
                     best = race.trained_further(best)

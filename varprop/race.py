@@ -26,12 +26,12 @@ class Trial(NamedTuple):
     """Of L-BFGS that it has had; with Adam it has no meaning."""
 
 
-def leader(estimator: BayesianMLP, choice: Choice, rows: Rows) -> Trial:
+def leader(estimator: BayesianMLP, choice: Choice, rows: Rows, folds: int) -> Trial:
     """The best of a first choice, those that its fit suggests, and those that the best of these suggests.
 
     The estimator stays as it is.
     """
-    folds, most = estimator._fold_count(len(rows)), estimator._rounds(len(rows))
+    most = estimator._rounds(len(rows))
 
     def trial(choice: Choice, rounds: int = ROUNDS) -> Trial:
         found = copy(estimator)
