@@ -138,6 +138,22 @@ def test_a_wider_prediction_keeps_the_disagreement_of_its_members():
     assert p.epistemic.item() == pytest.approx(0.4 + 1.0)
 
 
+def test_the_mean_of_a_limited_exponential_is_that_of_a_known_target():
+    centre, scale = 1.0, 2.0
+    low, high = (torch.tensor([math.log(y) - centre]) / scale for y in (0.5, 40.0))
+    logs = NormalPredictive(
+        torch.tensor([[-9.0], [0.0], [1.2], [9.0]]), torch.full((4, 1), 3.0), torch.full((4, 1), 0.5)
+    )
+    p = predictive.limited(mixture([logs, logs]), low, high, torch.tensor([scale]), 0.25)
+    kept = p.components[0]
+    assert kept.mean[:, 0].tolist() == pytest.approx(
+        [low.item(), 0.0, high.item() - 0.75, high.item() - 0.75]
+    )
+    assert kept.epistemic.unique().tolist() == [0.25]
+    mean = predictive.exponential(predictive.rescaled(p, centre, scale)).mean[:, 0].tolist()
+    assert mean == pytest.approx([0.5 * math.exp(1.5), math.exp(1 + 1.5), 40.0, 40.0], rel=1e-5)
+
+
 @pytest.mark.parametrize("function", [predictive.widened, predictive.rescaled, predictive.exponential])
 def test_what_is_not_a_prediction_of_numbers_is_refused(function):
     arguments = {"widened": (2.0,), "rescaled": (0.0, 1.0), "exponential": ()}[function.__name__]

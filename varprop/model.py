@@ -108,8 +108,8 @@ class Numbers(Target):
     log: bool = False
     """Whether their logarithms are standardised and learned, with normal noise."""
     bounds: tuple[Tensor, Tensor] | None = None
-    """The least and the largest logarithm in training, standardised; a mean beyond them would be extrapolated
-    exponentially."""
+    """The least and the largest logarithm in training, standardised. A mean beyond the targets that they are
+    of would be extrapolated exponentially."""
     spread: float = 1.0
     """A factor on the variances of all networks, which rows that they have not seen have asked for."""
 
@@ -123,7 +123,7 @@ class Numbers(Target):
 
     def unscaled(self, p: Predictive) -> Predictive:
         p = p if self.spread == 1 else widened(p, self.spread)
-        p = p if self.bounds is None else limited(p, *self.bounds, epistemic=EPISTEMIC)
+        p = p if self.bounds is None else limited(p, *self.bounds, self.scale, EPISTEMIC)
         p = rescaled(p, self.mean, self.scale)
         return exponential(p) if self.log else p
 

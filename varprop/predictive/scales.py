@@ -43,16 +43,21 @@ def widened(p: Predictive, factor: Tensor | float) -> Regression:
     raise _not_numbers("widened", p)
 
 
-def limited(p: Predictive, low: Tensor, high: Tensor, epistemic: float) -> Regression:
-    """The normal prediction, or mixture of normals, with every mean between two bounds.
+def limited(p: Predictive, low: Tensor, high: Tensor, scale: Tensor, epistemic: float) -> Regression:
+    """The prediction of a standardised logarithm, with the mean of its exponential between two bounds.
 
+    That mean grows with the variance too, so that much noise needs a smaller logarithm.
+
+    :param low, high: the logarithms of the bounds, standardised.
+    :param scale: of the logarithm.
     :param epistemic: the largest epistemic variance.
     """
     if isinstance(p, RegressionMixture):
-        return mixture_of_numbers([limited(component, low, high, epistemic) for component in p.components])
+        return mixture_of_numbers([limited(each, low, high, scale, epistemic) for each in p.components])
     if isinstance(p, NormalPredictive):
-        mean = p.mean.clamp(low.to(p.mean), high.to(p.mean))
-        return NormalPredictive(mean, p.epistemic.clamp(max=epistemic), p.aleatoric)
+        p = replace(p, epistemic=p.epistemic.clamp(max=epistemic))
+        most = high.to(p.mean) - scale.to(p.mean) * p.var / 2
+        return replace(p, mean=p.mean.clamp(low.to(p.mean), most))
     raise _not_numbers("limited", p)
 
 

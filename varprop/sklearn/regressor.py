@@ -91,8 +91,6 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     agreement_ = 1.0
     """A further factor where all members predict together: they err less than each of them alone."""
-    log_bounds_: np.ndarray | None = None
-    """The least and the largest standardised logarithm in training, the bounds of means on a log scale."""
 
     @all_or_nothing
     def partial_fit(
@@ -164,7 +162,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
             )
         self.y_mean_, self.y_scale_ = mean_and_scale(np.log(y) if self.choices_["log_target"] else y, weight)
         self.n_outputs_ = 1 if y.ndim == 1 else y.shape[1]
-        self.spread_, self.agreement_, self.log_bounds_ = 1.0, 1.0, None
+        self.spread_, self.agreement_ = 1.0, 1.0
         if self.choices_["log_target"]:
             scaled = ((np.log(y) - self.y_mean_) / self.y_scale_).reshape(len(y), -1)
             self.log_bounds_ = np.stack([scaled.min(0), scaled.max(0)])
@@ -174,12 +172,11 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         mean, scale = (
             torch.tensor(v.reshape(-1), dtype=torch.float64) for v in (self.y_mean_, self.y_scale_)
         )
-        bounds = None
-        if self.log_bounds_ is not None:
+        log, bounds = bool(self.choices_["log_target"]), None
+        if log and hasattr(self, "log_bounds_"):
             low, high = torch.tensor(self.log_bounds_, dtype=torch.float64)
             bounds = low, high
-        spread = self.spread_ * self.agreement_
-        return Numbers(mean, scale, bool(self.choices_["log_target"]), bounds, spread)
+        return Numbers(mean, scale, log, bounds, self.spread_ * self.agreement_)
 
     def _likelihood(self) -> tuple[Likelihood, int]:
         outputs = self.n_outputs_
