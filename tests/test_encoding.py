@@ -1,6 +1,7 @@
 """Every kind of column becomes the numbers that are promised, in the library and in a graph."""
 
 import json
+import math
 import warnings
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from varprop.table.dates import order_of
 from varprop.table.encoding import Encoder
 from varprop.table.kinds import REACH, Category, Date, Number
 from varprop.table.messages import TableError, TableWarning
@@ -152,16 +154,18 @@ def test_small_tables_keep_all_categories() -> None:
     assert (category.categories, category.rare) == (["a", "b", "c"], [])
 
 
-def test_what_training_never_had_is_told(table: pd.DataFrame) -> None:
+@pytest.mark.parametrize("large", [1e30, math.inf])
+def test_what_training_never_had_is_told(table: pd.DataFrame, large: float) -> None:
     encoder = Encoder.fit(table)
     new = table.iloc[:3].copy()
     new.loc[1, "area"] = None
-    new.loc[2, "income"] = 1e30
+    new.loc[2, "income"] = large
     with pytest.warns(TableWarning) as caught:
         encoded = encoder.transform(new)
     assert sorted(str(w.message) for w in caught) == [
         "column 'area' has no value in row 1, where training always had one; the median is taken.",
-        "column 'income' has '1e+30' in row 2, far beyond all that training had; the prediction is a guess.",
+        f"column 'income' has '{large}' in row 2, far beyond all that training had; the prediction is a "
+        "guess.",
     ]
     assert np.isfinite(encoded).all()
     assert np.abs(encoded[:, 2]).max() < np.arcsinh(2 * REACH * table.income.max())
@@ -276,6 +280,37 @@ def test_dates_become_days_and_cycles(dates: list[object]) -> None:
     np.testing.assert_array_equal(encoded[:, 5], [0, 0, 1])
     with pytest.raises(TableError, match=r"column 'when' has 'soon' in row 0, where a date"):
         encoder.transform(pd.DataFrame({"when": ["soon"]}))
+
+
+@pytest.mark.parametrize(
+    ("dates", "order"),
+    [
+        (["29/02/2024", "1/3/2024"], "day"),
+        (["2/29/2024", "03-01-2024"], "month"),
+        (["2024/2/29", "2024.03.01"], "year"),
+        (["29.2.2024 00:00", "1.3.2024 0:00:00"], "day"),
+        (["2/29/2024 0:00", "2024-03-01"], "month"),
+    ],
+)
+def test_dates_are_read_in_the_order_that_suits_all(dates: list[str], order: str) -> None:
+    encoder = Encoder.fit(pd.DataFrame({"when": dates}))
+    (date,) = encoder.numbers
+    assert isinstance(date, Date)
+    assert date.order == order
+    assert encoder.notes == ["dates become parts: 'when'" + f" ({order} first)" * (order != "year")]
+    again = Encoder.from_json(json.loads(json.dumps(encoder.to_json())))
+    new = pd.DataFrame({"when": [*dates, "2024-03-02", pd.Timestamp("2024-03-03")]})
+    assert again.coded(new)[:, 0].tolist() == [19782, 19783, 19784, 19785]
+    with pytest.raises(TableError, match=r"has '31/31/2024' in row 0, where a date such as \S*2024"):
+        again.coded(pd.DataFrame({"when": ["31/31/2024"]}))
+
+
+def test_points_stand_between_day_and_month_where_either_could_be_first() -> None:
+    assert order_of(pd.Series(["1.2.2024", "3.4.2024"])) == "day"
+    assert order_of(pd.Series(["1/2/2024", "3/4/2024"])) == "month"
+    assert order_of(pd.Series(["2.13.2024", "3.4.2024"])) == "month"
+    for text in ("1.2.3", "10-11-12", "2024", "20240229", "13/13/2024", "13/1/2024 25:00"):
+        assert order_of(pd.Series([text])) is None
 
 
 def test_times_of_day_are_kept() -> None:

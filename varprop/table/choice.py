@@ -6,7 +6,8 @@ import re
 
 import numpy as np
 
-from .columns import Text, absent, is_date, is_truth, number_share, parsed
+from .columns import Text, absent, is_truth, number_share, parsed
+from .dates import order_of
 from .kinds import MOST_CATEGORIES, Category, Date, Number
 from .messages import TableError
 
@@ -37,8 +38,8 @@ def choose(column: Text, keep: bool = False) -> Number | Category | str:
         return "has one value only"
     if not keep and (reason := _identifies(column, known)):
         return reason
-    if is_date(column):
-        return Date.fit(column)
+    if (order := order_of(column)) is not None:
+        return Date.fit(column, order)
     if number_share(column) >= MOSTLY:
         return Number.fit(column)
     category = Category.fit(column)
@@ -55,7 +56,7 @@ def _identifies(column: Text, known: Text) -> str:
     whole = bool((values == np.floor(values)).all())
     if whole and _counts(values, column.index.to_numpy()):
         return "numbers the rows"
-    text = bool(np.isnan(values).all()) and not is_date(column)
+    text = bool(np.isnan(values).all()) and order_of(column) is None
     return "is an identifier" if (whole or text) and ID.fullmatch(str(column.name)) else ""
 
 

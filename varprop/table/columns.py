@@ -1,4 +1,4 @@
-"""Single columns: as numbers, as text, as dates."""
+"""Single columns: as numbers, as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ LARGEST = 1e150
 """The largest size of a number: its square is still one."""
 FORMATTED = r"[+-]?[$€£]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?\s?[%$€£]?"
 """Numbers with thousands separators, percent signs or currencies: 36,953 and 49.8%."""
-DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"
 
 Text: TypeAlias = "pd.Series[str]"
 """A column as it was read; most are text, until something is known about them."""
@@ -44,7 +43,7 @@ def parsed(column: Text) -> np.ndarray:
     return values
 
 
-def numbers(column: Text, words: frozenset[str] = PLACEHOLDERS) -> np.ndarray:
+def numbers(column: Text, words: frozenset[str] = PLACEHOLDERS, largest: float = LARGEST) -> np.ndarray:
     """A column as float64, NaN where missing; the error for any other non-number names its row.
 
     :param words: what stands for a missing number, besides the words that do so in any column.
@@ -53,7 +52,7 @@ def numbers(column: Text, words: frozenset[str] = PLACEHOLDERS) -> np.ndarray:
     wrong = np.isnan(values) & column.notna().to_numpy()
     if wrong.any():
         wrong[wrong] = ~column[wrong].astype(str).str.strip().isin(ABSENT | words).to_numpy()
-    wrong |= np.abs(values) > LARGEST
+    wrong |= np.abs(values) > largest
     if wrong.any():
         i = int(wrong.argmax())
         wanted = f"number of at most {LARGEST:g}" if np.isfinite(values[i]) else "finite number"
@@ -103,40 +102,3 @@ def is_numeric(column: Text) -> bool:
 
 def is_truth(column: Text) -> bool:
     return pd.api.types.infer_dtype(column, skipna=True) == "boolean"
-
-
-def is_date(column: Text) -> bool:
-    """Whether every value is a date, by its type or as ISO text such as 2024-02-29 or 2024-02-29T12:30."""
-    if pd.api.types.is_datetime64_any_dtype(column):
-        return True
-    if column.dtype.kind in "biufc" or isinstance(column.dtype, pd.CategoricalDtype):
-        return False
-    values = column[~absent(column)]
-    if not len(values):
-        return False
-    unique = pd.Series(values.astype(str).str.strip().unique())
-    return bool(unique.str.fullmatch(DATE).all() and _as_dates(unique).notna().all())
-
-
-def days(column: Text) -> np.ndarray:
-    """Dates as days since 1970-01-01, NaN where missing; the error for any other value names its row.
-
-    >>> days(pd.Series(["1970-01-02", "1970-01-03 12:00", None])).tolist()
-    [1.0, 2.5, nan]
-    """
-    dates = column if pd.api.types.is_datetime64_any_dtype(column) else _as_dates(labels(column).str.strip())
-    stamps = pd.to_datetime(dates, utc=True)
-    wrong = (stamps.isna() & column.notna()).to_numpy()
-    wrong = wrong & ~absent(column)
-    if wrong.any():
-        i = int(wrong.argmax())
-        raise TableError(
-            f"column {column.name!r} has {str(column.iloc[i])!r} in row {column.index[i]}, "
-            f"where a date such as 2024-02-29 is needed."
-        )
-    epoch = pd.Timestamp(0, tz="UTC").as_unit("s")  # in nanoseconds, no year before 1677 could be subtracted
-    return ((stamps - epoch) / pd.Timedelta(days=1)).to_numpy(np.float64, na_value=np.nan)
-
-
-def _as_dates(text: Text) -> pd.Series[pd.Timestamp]:
-    return pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)

@@ -160,8 +160,9 @@ def _plain(table: pd.DataFrame) -> pd.DataFrame:
 def _recognised(table: pd.DataFrame, numbers: Sequence[Number]) -> list[str]:
     """What text was taken for numbers or dates."""
     notes = []
-    if dates := [n.name for n in numbers if isinstance(n, Date)]:
-        notes.append(f"dates become parts: {listed(dates)}")
+    if dates := [n for n in numbers if isinstance(n, Date)]:
+        named = (repr(d.name) + f" ({d.order} first)" * (d.order != "year") for d in dates[:8])
+        notes.append("dates become parts: " + ", ".join(named) + ", …" * (len(dates) > 8))
     if worded := {n.name: n.words for n in numbers if n.words}:
         shown = ", ".join(f"{name!r} ({listed(words, 3)})" for name, words in list(worded.items())[:8])
         notes.append(f"columns of numbers in which words count as missing: {shown}")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .columns import ABSENT, MISSING, PLACEHOLDERS, Text, absent, days, labels, numbers, parsed
+from .columns import ABSENT, LARGEST, MISSING, PLACEHOLDERS, Text, absent, labels, numbers, parsed
+from .dates import Order, days
 from .messages import TableWarning
 
 TAIL = 20.0
@@ -54,7 +55,8 @@ class Number:
 
     def values(self, column: Text) -> np.ndarray:
         """The column as a graph takes it: NaN where missing."""
-        return self._checked(column, numbers(column, PLACEHOLDERS.union(self.words)))
+        largest = LARGEST if self.high is None else math.inf  # what is larger is clamped
+        return self._checked(column, numbers(column, PLACEHOLDERS.union(self.words), largest))
 
     def about(self) -> dict[str, object]:
         """What a graph's reader has to know."""
@@ -75,13 +77,15 @@ class Date(Number):
 
     clock: bool = False
     """Whether training had times of day."""
+    order: Order = "year"
+    """Of text."""
 
     @classmethod
-    def fit(cls, column: Text) -> Date:
-        values = days(column)
+    def fit(cls, column: Text, order: Order = "year") -> Date:
+        values = days(column, order)
         known = values[~np.isnan(values)]
         clock = bool((known != np.floor(known)).any())
-        return cls(**_learned(str(column.name), values) | {"scale": None}, clock=clock)
+        return cls(**_learned(str(column.name), values) | {"scale": None}, clock=clock, order=order)
 
     @property
     def periods(self) -> list[float]:
@@ -89,7 +93,7 @@ class Date(Number):
         return [YEAR, WEEK, DAY] if self.clock else [YEAR, WEEK]
 
     def values(self, column: Text) -> np.ndarray:
-        return self._checked(column, days(column))
+        return self._checked(column, days(column, self.order))
 
     def about(self) -> dict[str, object]:
         return {"name": self.name, "unit": "days since 1970-01-01"}
