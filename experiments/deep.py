@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import varprop as vp
+from varprop.gaussian import as_gaussian
 
 from . import cells, curves, data
+from .accuracy import Moments
 from .block import Block
-from .image_predictions import drawn, predict, scale
+from .image_predictions import drawn, outputs_drawn, predict, scale
 from .images import Augmentation, ImageSet, loader
 from .schedule import Schedule
 from .table2 import HELD_OUT
@@ -151,11 +153,23 @@ class Run:
             x, y = test.x_test[:AUDITED], test.y_test[:AUDITED]
             found["own"] = curves.scores(predict([elbo], x, test, 1), y)
             found["drawn"] = curves.scores(drawn([elbo], x, test, DRAWN), y)
+            found["variance"] = variance_ratio(elbo, x, test)
         return found
 
 
+@torch.no_grad()
+def variance_ratio(elbo: vp.ELBO, x: Tensor, images: ImageSet) -> float:
+    """The predicted variance of an output over that of drawn networks, the median over outputs."""
+    moments = Moments()
+    for f in outputs_drawn([elbo], x, images, DRAWN):
+        moments.add(f.unsqueeze(0))
+    parts = [as_gaussian(elbo.method(elbo.net, images.standardised(part))).var for part in x.split(500)]
+    return (torch.cat(parts) / moments.result()[1]).median().item()
+
+
 def table(folder: Path = cells.RESULTS / "deep") -> str:
-    head = ["", "held out", "error, %", "log-likelihood", "ECE", "Brier score", "own", "drawn", "minutes"]
+    head = ["", "held out", "error, %", "log-likelihood", "ECE", "Brier score", "own", "drawn"]
+    head += ["variance / drawn", "minutes"]
     lines = []
     for name, row in ROWS.items():
         path = folder / f"{name}.json"
@@ -166,9 +180,10 @@ def table(folder: Path = cells.RESULTS / "deep") -> str:
                 for part in ("held_out", "own", "drawn")
             )
             numbers = f"{found['log_likelihood']:.4f}", f"{found['ece']:.4f}", f"{found['brier']:.4f}"
+            variance = f"{found['variance']:.2f}" if "variance" in found else ""
             minutes = f"{found['cpu_seconds'] / 60:.1f}"
             error = f"{100 * found['error']:.2f}"
-            lines.append([str(row), held_out, error, *numbers, own, drawn, minutes])
+            lines.append([str(row), held_out, error, *numbers, own, drawn, variance, minutes])
     return markdown([head, *lines])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -40,14 +40,21 @@ def predict(members: Sequence[vp.ELBO], x: Tensor, images: ImageSet, passes: int
 @torch.no_grad()
 def drawn(members: Sequence[vp.ELBO], x: Tensor, images: ImageSet, draws: int) -> ClassPredictive:
     """The average of networks drawn from the posteriors, the Monte Carlo estimate of what they predict."""
-    generator, softmax = torch.Generator().manual_seed(0), vp.likelihoods.Categorical()
-    components = []
+    softmax = vp.likelihoods.Categorical()
+    outputs = outputs_drawn(members, x, images, draws)
+    return cast(ClassPredictive, vp.predictive.mixture([softmax.predictive(f) for f in outputs]))
+
+
+@torch.no_grad()
+def outputs_drawn(members: Sequence[vp.ELBO], x: Tensor, images: ImageSet, draws: int) -> Iterator[Tensor]:
+    """The outputs of networks drawn from the members' posteriors in turn."""
+    generator = torch.Generator().manual_seed(0)
     for k in range(draws):
         net = members[k % len(members)].net
         weights = {name: _draw(q.mean, q.std, generator) for name, q in vp.posteriors(net)}
-        f = [functional_call(net, weights, (images.standardised(part),)) for part in x.split(500)]
-        components.append(softmax.predictive(torch.cat(f)))
-    return cast(ClassPredictive, vp.predictive.mixture(components))
+        yield torch.cat(
+            [functional_call(net, weights, (images.standardised(part),)) for part in x.split(500)]
+        )
 
 
 def _draw(mean: Tensor, std: Tensor, generator: torch.Generator) -> Tensor:

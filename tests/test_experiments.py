@@ -440,4 +440,5 @@ def test_a_residual_network_by_each_method(
     scores = {name: json.loads((tmp_path / f"{name}.json").read_text())["scores"] for name in rows.split()}
     assert scores["vbp-calibrated"]["error"] == scores["plain-scaled"]["error"]
     assert set(scores["vbp"]["drawn"]) == {"error", "log_likelihood", "ece", "brier"}
+    assert all(scores[name]["variance"] > 0 for name in rows.split()[1:])
     assert "| DVI, after plain |" in capsys.readouterr().out
