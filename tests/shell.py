@@ -12,5 +12,5 @@ from varprop.cli import app
 APART = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner(**APART).invoke(app, [str(argument) for argument in arguments])
+def run(*arguments: object, stdin: bytes | None = None) -> Result:
+    return CliRunner(**APART).invoke(app, [str(argument) for argument in arguments], input=stdin)

@@ -550,6 +550,17 @@ def test_predictions_are_written_as_the_name_of_their_file_says(place: Path, tmp
     fails(*words, tmp_path / "p.parquet", saying="written as CSV, not as .parquet; end --out in .csv")
 
 
+def test_a_table_may_come_from_standard_input(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("new.csv", "test.parquet"):
+        from_pipe = run("predict", place / "price", "-", stdin=(place / name).read_bytes())
+        assert from_pipe.stdout == run("predict", place / "price", place / name).stdout
+    fails("predict", place / "price", "-", saying="stdin cannot be read as a table")
+    assert not list(tmp_path.iterdir())
+
+
 def test_predictions_have_no_more_digits_than_they_are_worth(place: Path) -> None:
     lines = run("predict", place / "price", place / "new.csv").stdout.splitlines()[1:]
     assert max(len(field) for line in lines for field in line.split(",")) <= 10

@@ -23,6 +23,7 @@ from .shell import (
     print_table,
     progress,
     shown,
+    table_file,
     told,
 )
 from .table.layout import PARQUET
@@ -71,7 +72,12 @@ class ClassWeight(str, Enum):
 
 
 Data = Annotated[
-    Path, typer.Argument(help="Table: CSV, TSV or Parquet, recognised by its content.", show_default=False)
+    Path,
+    typer.Argument(
+        callback=table_file,
+        help="Table: CSV, TSV or Parquet, recognised by its content; - is standard input.",
+        show_default=False,
+    ),
 ]
 Model = Annotated[Path, typer.Argument(help="Folder that `varprop fit` wrote.", show_default=False)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]

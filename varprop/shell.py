@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +82,16 @@ def said() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------ checks before any work
+
+
+def table_file(context: typer.Context, given: Path) -> Path:
+    """The file that a command reads, more than once; of standard input a copy that goes when it ends."""
+    if str(given) != "-":
+        return given
+    copy = Path(context.with_resource(tempfile.TemporaryDirectory())) / "stdin"
+    with copy.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return copy
 
 
 def check_table(data: Path, wanted: Sequence[str] = (), unusual: bool = True) -> tuple[str, ...]:
