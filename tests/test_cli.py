@@ -609,7 +609,6 @@ def test_rare_classes_count_as_much_as_others_if_balanced(tmp_path: Path) -> Non
     [
         ("price", ["--class-weight", "balanced"], "balanced is for classes, and 'price' has numbers; leave"),
         ("dear", ["--noise", "student"], "--noise student is for numbers, and 'dear' has classes"),
-        ("dear", ["--pieces", 8], "--pieces 8 is for numbers, and 'dear' has classes"),
     ],
 )
 def test_options_that_cannot_apply_are_refused(

@@ -1,6 +1,7 @@
 """The estimators: scikit-learn's contract, what they predict, and what becomes of them in its tools."""
 
 import json
+import math
 import pickle
 import warnings
 from dataclasses import replace
@@ -422,6 +423,27 @@ def test_automatic_choices_are_the_best_out_of_fold_and_reported() -> None:
     lower, _ = model.predict_interval([[-1.0], [0.0]], 0.99)
     assert (lower > 0).all()
     assert model.predict([[0.0]])[0] == pytest.approx(1.0, abs=0.1)
+
+
+def test_classes_that_are_hard_to_tell_apart_ask_for_more_of_the_divergence(tmp_path: Path) -> None:
+    random = np.random.RandomState(0)
+    x = random.randn(200, 10)
+    clear, hard = (x[:, :2] ** 2).sum(1) > 1.4, random.rand(200) < 0.5
+    found = {}
+    for name, x, y in (("clear", x[:, :2], clear), ("hard", x, hard)):
+        model = BayesianMLPClassifier(pieces=0, epochs=8, random_state=0).fit(x, y)
+        table = model.candidates_.set_index("kl_weight")["log-likelihood"]
+        assert sorted(table.index) == [0.1, 0.3, 1.0]
+        assert model.choices_["kl_weight"] == table.idxmax()
+        assert model.oof_log_likelihood_ >= table.max()
+        given = BayesianMLPClassifier(pieces=0, epochs=8, random_state=0, kl_weight=table.idxmax()).fit(x, y)
+        assert given.elbo_.n_data == model.elbo_.n_data
+        assert "candidates_" not in vars(given)
+        found[name] = model
+    assert found["clear"].choices_["kl_weight"] < found["hard"].choices_["kl_weight"] == 1.0
+    assert found["hard"].oof_log_likelihood_ > math.log(0.5) - 0.02
+    vp.save(found["hard"], tmp_path / "model")
+    assert vp.load(tmp_path / "model").partial_fit(x, hard).choices_["kl_weight"] == 1.0
 
 
 def test_pieces_are_chosen_where_the_target_goes_up_and_down(tmp_path: Path) -> None:

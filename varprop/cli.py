@@ -127,7 +127,7 @@ def fit(
         float | None,
         typer.Option(
             min=1e-6,
-            help="Prior variance of the weights into a unit, times their number; by default 8, or 4 for "
+            help="Prior variance of the weights into a unit, times their number; by default 8, or 1 for "
             "classes.",
             show_default=False,
         ),
@@ -201,6 +201,7 @@ def fit(
     options: dict[str, Any] = {
         "method": method.value,
         "hidden_layer_sizes": hidden_layer_sizes,
+        "pieces": pieces_of_columns,
         "n_replicas": replicas,
         "folds": folds,
         "epochs": epochs or "auto",
@@ -215,7 +216,7 @@ def fit(
         target,
         task,
         options,
-        of_numbers={"noise": noise.value, "pieces": pieces_of_columns},
+        of_numbers={"noise": noise.value},
         of_classes={"class_weight": None if class_weight is ClassWeight.none else class_weight.value},
         ignore=ignored,
         keep=kept,

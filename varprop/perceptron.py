@@ -43,6 +43,8 @@ from .training.streaming import learn
 
 COMPARED = 2000
 """Rows of a large table on which choices are compared."""
+PIECES = 8
+"""Of a column of numbers, where "auto" tries them."""
 LOGVAR = -7.0
 """The logarithms of the weights' variances at the start."""
 FURTHER = 0.1
@@ -99,11 +101,11 @@ class BayesianMLP(Learned):
     @property
     def _is_open(self) -> bool:
         """Whether any parameter is chosen by the out-of-fold log-likelihood."""
-        return False
+        return self.pieces == "auto"
 
     def _choice(self, y: np.ndarray, compared: bool) -> Choice:
         """What "auto" stands for at first, where it can be compared with others and where it cannot."""
-        return {}
+        return {"pieces": 0 if self.pieces in ("auto", 0) else count("pieces", self.pieces)}
 
     def _other_choices(self, y: np.ndarray) -> list[Choice]:
         """What else to try after the first fit."""
@@ -111,7 +113,13 @@ class BayesianMLP(Learned):
 
     def _finer_choices(self, rows: Rows) -> list[Choice]:
         """What else to try after the best fit."""
-        return []
+        cut = self.pieces == "auto" and self._cut(rows, PIECES) is not None
+        return [{**self.choices_, "pieces": PIECES}] if cut else []
+
+    @property
+    def _share(self) -> float:
+        """How much the divergence counts."""
+        return positive("kl_weight", self.choices_.get("kl_weight", self.kl_weight))
 
     @property
     def _gain(self) -> float | None:
@@ -177,7 +185,7 @@ class BayesianMLP(Learned):
             self._start(self._choice(rows.y, compared=False), rows, folds=1)
         data = self._scaled(rows, folds=1)
         batch = data.x, data.t, (data.weight / data.weight.mean()).to(data.x.dtype)
-        n_data = rows.total / positive("kl_weight", self.kl_weight)
+        n_data = rows.total / self._share
         self._note(learn(self.members_, batch, n_data, lambda *given: self._fit_all(batch, *given)))
         self.n_seen_ += rows.total
 
@@ -244,7 +252,7 @@ class BayesianMLP(Learned):
         self.n_seen_ = seen
         for member in self.members_:
             member.covariance = None
-            member.n_data = seen / positive("kl_weight", self.kl_weight)
+            member.n_data = seen / self._share
         if data.folds is None:
             weight = (data.weight / data.weight.mean()).to(data.x.dtype)
             self._note(self._fit_all((data.x, data.t, weight), self.members_))

@@ -41,8 +41,9 @@ class Settings(BaseEstimator):  # type: ignore[misc]
     _: KW_ONLY
     method: str | Method = "dvi"
     prior: float | Prior = 8.0
-    kl_weight: float = 1.0
+    kl_weight: float | Literal["auto"] = 1.0
     kl_z_weight: float = 0.0
+    pieces: int | Literal["auto"] = "auto"
     folds: int = 5
     n_replicas: int = 1
     optimizer: Literal["auto", "lbfgs", "adam"] = "auto"

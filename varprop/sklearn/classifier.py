@@ -16,21 +16,27 @@ from torch import Tensor
 
 from ..likelihoods import Categorical, Likelihood
 from ..model import Classes
-from ..perceptron import BayesianMLP, all_or_nothing
+from ..perceptron import BayesianMLP, Choice, all_or_nothing
 from ..predictive import ClassPredictive, Predictive, tempered
 from ..priors import Prior
+from ..settings import positive
 from ..training.folds import best_factor
 from .uncertainty import Uncertainty
+
+SHARES = (0.3, 0.1, 1.0)
+"""Of the divergence, where "auto" tries them; the first where nothing can be compared."""
 
 
 @dataclass(eq=False, repr=False)
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     """Classification with a multilayer perceptron whose probabilities include the uncertainty of its weights.
 
-    The parameters are those of `BayesianMLPRegressor`, but for `noise` and `log_target`. The prior is half as
-    wide, and the divergence from it counts a tenth by default: whole, it leaves probabilities less sure than
-    they should be.
+    The parameters are those of `BayesianMLPRegressor`, but for `noise`, `log_target` and `laplace`. The prior
+    is an eighth as wide.
 
+    :param kl_weight: how much the divergence from the prior counts. "auto" is 0.3, 0.1 or 1, by the
+        out-of-fold log-likelihood: where the classes are easy to tell apart, all of it leaves probabilities
+        less sure than they should be; where they are not, a part of it lets the network learn the noise.
     :param class_weight: how much the rows of each class count, by name; "balanced" lets every class count the
         same, however rare; probabilities are those of balanced classes then.
 
@@ -41,8 +47,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     (150, 3)
     """
 
-    prior: float | Prior = 4.0
-    kl_weight: float = 0.1
+    prior: float | Prior = 1.0
+    kl_weight: float | Literal["auto"] = "auto"
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
 
     temperature_ = 1.0
@@ -97,6 +103,18 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             raise ValueError(
                 f"class_weight has {sorted(map(str, unknown))}, and the classes are {self.classes_.tolist()}."
             )
+
+    @property
+    def _is_open(self) -> bool:
+        return super()._is_open or self.kl_weight == "auto"
+
+    def _choice(self, y: np.ndarray, compared: bool) -> Choice:
+        share = SHARES[0] if self.kl_weight == "auto" else positive("kl_weight", self.kl_weight)
+        return {"kl_weight": share, **super()._choice(y, compared)}
+
+    def _other_choices(self, y: np.ndarray) -> list[Choice]:
+        others = SHARES[1:] if self.kl_weight == "auto" else ()
+        return [{**self.choices_, "kl_weight": share} for share in others]
 
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
         if len(self.classes_) < 2 or (len(np.unique(y)) < 2 and len(y) > 1):

@@ -19,16 +19,13 @@ from ..model import Numbers
 from ..perceptron import BayesianMLP, Choice, all_or_nothing, mean_and_scale
 from ..predictive import Predictive, Regression, RegressionMixture, mixture_of_numbers, widened
 from ..priors import FanIn
-from ..settings import count
 from ..training.folds import agreement, best_factor
-from ..training.rows import Rows, Scaled
+from ..training.rows import Scaled
 from .uncertainty import Uncertainty
 
 Noise = Literal["constant", "heteroscedastic", "student"]
 SKEWED = 1.0
 """Skewness from which the logarithms of positive targets are tried."""
-PIECES = 8
-"""Of a column of numbers, where "auto" tries them."""
 FAR, HEAVY = 0.4995, 0.005
 """Student's t is tried if more than this share of targets lies where a right prediction has a thousandth."""
 
@@ -86,8 +83,8 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     noise: Noise | Literal["auto"] = "auto"
     log_target: bool | Literal["auto"] = "auto"
+    kl_weight: float = 1.0
     laplace: bool = True
-    pieces: int | Literal["auto"] = "auto"
 
     agreement_ = 1.0
     """A further factor where all members predict together: they err less than each of them alone."""
@@ -116,7 +113,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
 
     @property
     def _is_open(self) -> bool:
-        return "auto" in (self.noise, self.log_target, self.pieces)
+        return super()._is_open or "auto" in (self.noise, self.log_target)
 
     def _choice(self, y: np.ndarray, compared: bool) -> Choice:
         if self.noise not in ("auto", *get_args(Noise)):
@@ -132,8 +129,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
             raise ValueError("log_target needs positive targets, and y has some that are zero or negative.")
         automatic = "heteroscedastic" if compared else "constant"
         noise = automatic if self.noise == "auto" else self.noise
-        pieces = 0 if self.pieces in ("auto", 0) else count("pieces", self.pieces)
-        return {"noise": noise, "log_target": log, "pieces": pieces}
+        return {"noise": noise, "log_target": log, **super()._choice(y, compared)}
 
     def _other_choices(self, y: np.ndarray) -> list[Choice]:
         further: list[Choice] = []
@@ -143,16 +139,12 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
             further.append({**self.choices_, "noise": "student", "log_target": False})
         return further
 
-    def _finer_choices(self, rows: Rows) -> list[Choice]:
-        cut = self.pieces == "auto" and self._cut(rows, PIECES) is not None
-        return [{**self.choices_, "pieces": PIECES}] if cut else []
-
     @property
     def _gain(self) -> float | None:
         has_moments = not (self.elbo_.method.samples or self.elbo_.method.deterministic)
         if not (self.laplace and has_moments and isinstance(self.elbo_.prior, FanIn)):
             return None
-        return self.elbo_.prior.gain / self.kl_weight
+        return self.elbo_.prior.gain / self._share
 
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
         if self.choices_["log_target"] and self.choices_["noise"] == "student":

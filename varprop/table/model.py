@@ -84,6 +84,8 @@ class TableModel(Fitted):
         """What was chosen by rows outside training, in words."""
         chosen = {} if self.estimator is None else self.estimator.choices_
         words = {"noise": str(chosen.get("noise", ""))}
+        if "kl_weight" in chosen:
+            words["divergence"] = f"counts {chosen['kl_weight']:g}"
         if chosen.get("log_target"):
             words["scale"] = "logarithms of the target"
         if chosen.get("pieces"):
