@@ -430,13 +430,15 @@ def test_classes_that_are_hard_to_tell_apart_ask_for_more_of_the_divergence(tmp_
     x = random.randn(200, 10)
     clear, hard = (x[:, :2] ** 2).sum(1) > 1.4, random.rand(200) < 0.5
     found = {}
-    for name, x, y in (("clear", x[:, :2], clear), ("hard", x, hard)):
-        model = BayesianMLPClassifier(pieces=0, epochs=8, random_state=0).fit(x, y)
+    for name, rows, y in (("clear", x[:, :2], clear), ("hard", x, hard)):
+        model = BayesianMLPClassifier(pieces=0, epochs=8, random_state=0).fit(rows, y)
         table = model.candidates_.set_index("kl_weight")["log-likelihood"]
         assert sorted(table.index) == [0.1, 0.3, 1.0]
         assert model.choices_["kl_weight"] == table.idxmax()
         assert model.oof_log_likelihood_ >= table.max()
-        given = BayesianMLPClassifier(pieces=0, epochs=8, random_state=0, kl_weight=table.idxmax()).fit(x, y)
+        given = BayesianMLPClassifier(pieces=0, epochs=8, random_state=0, kl_weight=table.idxmax()).fit(
+            rows, y
+        )
         assert given.elbo_.n_data == model.elbo_.n_data
         assert "candidates_" not in vars(given)
         found[name] = model
