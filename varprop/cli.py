@@ -41,6 +41,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -263,7 +264,7 @@ def predict(
     """Predict every row of a table of any length, with its uncertainty.
 
     Numbers: mean, std, lower and upper (the interval), epistemic and aleatoric (the two parts of the
-    variance). Classes: class, p_<name> of each, entropy, mutual_information (the epistemic part of the
+    variance). Classes: class, `p_<name>` of each, entropy, mutual_information (the epistemic part of the
     entropy).
     """
     if out is not None:

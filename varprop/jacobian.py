@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +40,8 @@ from .methods.tables import DVI
 from .posterior import is_random, posteriors
 from .substitution import substituted
 from .tangent import Tangent, followed, gradients, recorded, signs
+from .wanted import Outputs, Wanted
 
-Outputs: TypeAlias = int | Sequence[int] | Tensor | None
 ENTRIES = 2**24
 """How many derivatives to hold in memory at once."""
 
@@ -93,16 +92,16 @@ def _correlated(
     net: nn.Module, inputs: Value, method: Method, output: Which, outputs: Outputs, batched: bool
 ) -> Gaussian:
     network = _Network.of(net, method, output, batched, inputs)
-    _check_outputs(outputs, network.outputs)
+    wanted = Wanted(outputs, network.outputs)
     if not batched:
-        return Gaussian.of(*network.moments(outputs, inputs, 1))
+        return Gaussian.of(*network.moments(wanted, inputs, 1))
     n = len(tensors_in(inputs)[0])
-    rows = _count(outputs, network.outputs) if network.is_transformed(inputs) else 1
+    rows = len(wanted) if network.is_transformed(inputs) else 1
     at_once = max(1, ENTRIES // (rows * network.size))
     parts = [slice(i, i + at_once) for i in range(0, n, at_once)]
     if not network.in_turn:
         try:
-            return Gaussian.of(*vmap(partial(network.one, outputs), chunk_size=at_once)(inputs))
+            return Gaussian.of(*vmap(partial(network.one, wanted), chunk_size=at_once)(inputs))
         except UndecidedError:
             parts = [slice(i, i + 1) for i in range(n)]
     found = []
@@ -110,7 +109,7 @@ def _correlated(
         args, given = some = _examples(itemgetter(part), inputs)
         if not network.in_turn:
             method(net, *args, **given)  # takes the graph of this example's decisions
-        found.append(network.moments(outputs, some, len(tensors_in(some)[0])))
+        found.append(network.moments(wanted, some, len(tensors_in(some)[0])))
     return Gaussian.of(*map(torch.cat, zip(*found, strict=True)))
 
 
@@ -156,7 +155,7 @@ class _Network:
         size = max(t.numel() for t in tensors)
         return cls(net, method, output, batched, uses, weights, shifts, f.mean.numel(), size, in_turn)
 
-    def moments(self, outputs: Outputs, inputs: Value, n: int) -> tuple[Tensor, Tensor]:
+    def moments(self, wanted: Wanted, inputs: Value, n: int) -> tuple[Tensor, Tensor]:
         """Mean and variance of the outputs that are wanted, of n examples."""
         run = partial(_run, self.net, self.method, self.output, inputs)
         if self.is_transformed(inputs):
@@ -167,17 +166,17 @@ class _Network:
             tangent = self.tangent or recorded(run, self.uses, n, self.net)
             f = tangent.mean.detach()
         flat, sums, var = f.reshape(n, -1), [], []
-        for rows in _rows(outputs, flat, at_once=max(1, ENTRIES // (n * self.size))):
+        for rows in wanted.rows(flat, at_once=max(1, ENTRIES // (n * self.size))):
             sums.append(torch.einsum("kne,ne->nk", rows, flat))
             var.append(tangent.variances(rows))
         found = torch.cat(sums, 1), torch.cat(var, 1)
-        if outputs is None:
+        if wanted.outputs is None:
             return f, found[1].view_as(f)
         return found if self.batched else (found[0][0], found[1][0])
 
-    def one(self, outputs: Outputs, inputs: Value) -> tuple[Tensor, Tensor]:
+    def one(self, wanted: Wanted, inputs: Value) -> tuple[Tensor, Tensor]:
         """The same of one example, whose tensors do not count examples."""
-        mean, var = self.moments(outputs, _examples(lambda t: t.unsqueeze(0), inputs), 1)
+        mean, var = self.moments(wanted, _examples(lambda t: t.unsqueeze(0), inputs), 1)
         return mean[0], var[0]
 
     def is_transformed(self, inputs: Value) -> bool:
@@ -229,44 +228,6 @@ def _lie_in_turn(run: Function, uses: Uses, shifts: Sequence[Tensor], inputs: Va
 
 def _examples(change: Callable[[Tensor], Tensor], inputs: Value) -> Value:
     return pytree.tree_map_only(Tensor, change, inputs)
-
-
-def _check_outputs(outputs: Outputs, every: int) -> None:
-    if isinstance(outputs, Tensor) and outputs.dim() == 2:
-        fits = outputs.shape[1] == every and len(outputs) > 0
-    elif isinstance(outputs, int):
-        fits = 0 < outputs <= every
-    else:
-        numbers = range(every) if outputs is None else list(outputs)
-        fits = len(numbers) > 0 and all(0 <= int(i) < every for i in numbers)
-    if not fits:
-        raise ValueError(
-            f"correlated: outputs={outputs} does not fit the network's {every} output{'s' * (every > 1)}; "
-            f"give numbers from 0 to {every - 1}, how many with the largest mean, or {every} columns."
-        )
-
-
-def _count(outputs: Outputs, every: int) -> int:
-    """How many outputs are wanted."""
-    if outputs is None:
-        return every
-    return outputs if isinstance(outputs, int) else len(outputs)
-
-
-def _rows(outputs: Outputs, f: Tensor, at_once: int) -> Iterator[Tensor]:
-    """The weighted sums of outputs that are wanted, as (sums, examples, outputs), part by part."""
-    n, every = f.shape
-    if isinstance(outputs, Tensor) and outputs.dim() == 2:
-        for part in outputs.to(f).split(at_once):
-            yield part.unsqueeze(1).expand(-1, n, -1)
-        return
-    if isinstance(outputs, int):
-        numbers = f.topk(outputs).indices.T
-    else:
-        wanted = range(every) if outputs is None else outputs
-        numbers = torch.as_tensor(wanted, device=f.device).unsqueeze(1).expand(-1, n)
-    for part in numbers.split(at_once):
-        yield (part.unsqueeze(-1) == torch.arange(every, device=f.device)).to(f)
 
 
 def _check(net: nn.Module, inputs: Value, method: Method, batched: bool) -> None:
