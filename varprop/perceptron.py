@@ -45,11 +45,13 @@ COMPARED = 2000
 """Rows of a large table on which choices are compared."""
 PIECES = 8
 """Of a column of numbers, where "auto" tries them."""
+WIDE = 256
+"""Inputs that a network may have with pieces, where "auto" tries them; more take minutes."""
 LOGVAR = -7.0
 """The logarithms of the weights' variances at the start."""
 FURTHER = 0.1
 """The share of the epochs of Adam that a further call of `partial_fit` makes."""
-REACHES = (4.0, 1.0, 0.25, 0.0625)
+REACHES = (16.0, 4.0, 1.0, 0.25)
 """How many times the variance in training the prior of the correlations may have; the first is from gaps."""
 WORTH = 0.02
 """Nats for each row outside training that a narrower prior must gain."""
@@ -101,20 +103,35 @@ class BayesianMLP(Learned):
     @property
     def _is_open(self) -> bool:
         """Whether any parameter is chosen by the out-of-fold log-likelihood."""
-        return self.pieces == "auto"
+        return "auto" in (self.kl_weight, self.pieces)
 
     def _choice(self, y: np.ndarray, compared: bool) -> Choice:
         """What "auto" stands for at first, where it can be compared with others and where it cannot."""
-        return {"pieces": 0 if self.pieces in ("auto", 0) else count("pieces", self.pieces)}
+        share = self._shares[0] if self.kl_weight == "auto" else positive("kl_weight", self.kl_weight)
+        return {
+            "kl_weight": share,
+            "pieces": 0 if self.pieces in ("auto", 0) else count("pieces", self.pieces),
+        }
 
-    def _other_choices(self, y: np.ndarray) -> list[Choice]:
-        """What else to try after the first fit."""
+    def _other_kinds(self, y: np.ndarray) -> list[Choice]:
+        """Which other kinds of noise to try after the first fit."""
         return []
 
+    def _other_shares(self, y: np.ndarray) -> list[Choice]:
+        """Which other shares of the divergence to try then."""
+        others = self._shares[1:] if self.kl_weight == "auto" else ()
+        return [{**self.choices_, "kl_weight": share} for share in others]
+
     def _finer_choices(self, rows: Rows) -> list[Choice]:
-        """What else to try after the best fit."""
-        cut = self.pieces == "auto" and self._cut(rows, PIECES) is not None
-        return [{**self.choices_, "pieces": PIECES}] if cut else []
+        """What else to try in the end."""
+        pieces = self._cut(rows, PIECES) if self.pieces == "auto" else None
+        fits = pieces is not None and rows.X.shape[1] + len(pieces.columns) <= WIDE
+        return [{**self.choices_, "pieces": PIECES}] if fits else []
+
+    @property
+    @abstractmethod
+    def _shares(self) -> Sequence[float]:
+        """Of the divergence, where "auto" tries them; the first where nothing can be compared."""
 
     @property
     def _share(self) -> float:

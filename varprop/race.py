@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +28,7 @@ class Trial(NamedTuple):
 
 
 def leader(estimator: BayesianMLP, choice: Choice, rows: Rows, folds: int) -> Trial:
-    """The best of a first choice, those that its fit suggests, and those that the best of these suggests.
+    """The best of a first choice and those that the best so far suggests, in three steps.
 
     The estimator stays as it is.
     """
@@ -41,11 +42,16 @@ def leader(estimator: BayesianMLP, choice: Choice, rows: Rows, folds: int) -> Tr
         found._train_members(data, **options)
         return Trial(found, data, rounds)
 
-    first = trial(choice)
-    trials = [first, *(trial(other) for other in first.estimator._other_choices(rows.y))]
-    best = max(trials, key=_score)
-    trials += [trial(other, FINER) for other in best.estimator._finer_choices(rows)]
-    best = max(trials, key=_score)
+    best = trial(choice)
+    trials = [best]
+    steps: list[tuple[Callable[[BayesianMLP], list[Choice]], int]] = [
+        (lambda best: best._other_kinds(rows.y), ROUNDS),
+        (lambda best: best._other_shares(rows.y), ROUNDS),
+        (lambda best: best._finer_choices(rows), FINER),
+    ]
+    for others, rounds in steps:
+        trials += [trial(other, rounds) for other in others(best.estimator)]
+        best = max(trials, key=_score)
     best.estimator.candidates_ = pd.DataFrame(
         [{**one.estimator.choices_, "log-likelihood": _score(one)} for one in trials]
     )

@@ -40,8 +40,8 @@ class Settings(BaseEstimator):  # type: ignore[misc]
     hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto"
     _: KW_ONLY
     method: str | Method = "dvi"
-    prior: float | Prior = 8.0
-    kl_weight: float | Literal["auto"] = 1.0
+    prior: float | Prior = 2.0
+    kl_weight: float | Literal["auto"] = "auto"
     kl_z_weight: float = 0.0
     pieces: int | Literal["auto"] = "auto"
     folds: int = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,15 +16,11 @@ from torch import Tensor
 
 from ..likelihoods import Categorical, Likelihood
 from ..model import Classes
-from ..perceptron import BayesianMLP, Choice, all_or_nothing
+from ..perceptron import BayesianMLP, all_or_nothing
 from ..predictive import ClassPredictive, Predictive, tempered
 from ..priors import Prior
-from ..settings import positive
 from ..training.folds import best_factor
 from .uncertainty import Uncertainty
-
-SHARES = (0.3, 0.1, 1.0)
-"""Of the divergence, where "auto" tries them; the first where nothing can be compared."""
 
 
 @dataclass(eq=False, repr=False)
@@ -48,7 +44,6 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     """
 
     prior: float | Prior = 1.0
-    kl_weight: float | Literal["auto"] = "auto"
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
 
     temperature_ = 1.0
@@ -105,16 +100,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             )
 
     @property
-    def _is_open(self) -> bool:
-        return super()._is_open or self.kl_weight == "auto"
-
-    def _choice(self, y: np.ndarray, compared: bool) -> Choice:
-        share = SHARES[0] if self.kl_weight == "auto" else positive("kl_weight", self.kl_weight)
-        return {"kl_weight": share, **super()._choice(y, compared)}
-
-    def _other_choices(self, y: np.ndarray) -> list[Choice]:
-        others = SHARES[1:] if self.kl_weight == "auto" else ()
-        return [{**self.choices_, "kl_weight": share} for share in others]
+    def _shares(self) -> Sequence[float]:
+        return 0.3, 0.1, 1.0
 
     def _learn_target(self, y: np.ndarray, weight: np.ndarray) -> None:
         if len(self.classes_) < 2 or (len(np.unique(y)) < 2 and len(y) > 1):
