@@ -185,7 +185,7 @@ def test_the_prior_of_an_estimator_is_not_calibrated() -> None:
     for member in model.members_:
         assert member.covariance is not None
         bias = member.covariance.scale[-1].square().item()
-        assert model.spread_ * model.agreement_ * bias == pytest.approx(REACHES[0] * GAIN, rel=0.05)
+        assert model.spread_ * model.agreement_ * bias == pytest.approx(REACHES[0] * model.prior, rel=0.05)
 
 
 def test_a_prior_that_is_too_wide_among_the_rows_is_narrowed() -> None:

@@ -412,8 +412,9 @@ def test_automatic_choices_are_the_best_out_of_fold_and_reported() -> None:
     noisy = x[:, 0] + random.randn(300) * np.where(x[:, 0] > 0, 1.0, 0.05)
     model = BayesianMLPRegressor(epochs=race.ROUNDS, random_state=0, laplace=False).fit(x, noisy)
     assert (model.choices_["noise"], model.choices_["log_target"]) == ("heteroscedastic", False)
-    assert model.candidates_["noise"].tolist() == ["heteroscedastic", "student", "heteroscedastic"]
-    assert model.candidates_["pieces"].tolist() == [0, 0, 8]
+    assert model.candidates_["noise"].tolist() == ["heteroscedastic", "student", *["heteroscedastic"] * 2]
+    assert model.candidates_["kl_weight"].tolist()[:3] == [0.3, 0.3, 1.0]
+    assert model.candidates_["pieces"].tolist() == [0, 0, 0, 8]
     best = model.candidates_.loc[model.candidates_["log-likelihood"].idxmax()]
     assert model.choices_["pieces"] == best["pieces"]
     assert model.oof_log_likelihood_ >= best["log-likelihood"]
@@ -452,7 +453,8 @@ def test_pieces_are_chosen_where_the_target_goes_up_and_down(tmp_path: Path) -> 
     random = np.random.RandomState(0)
     x = np.stack([random.uniform(0, 24, 400), random.randint(0, 2, 400)], 1)
     y = np.sin(2 * x[:, 0]) + 0.1 * random.randn(400)
-    options = {"noise": "constant", "log_target": False, "epochs": 4, "hidden_layer_sizes": 5, "folds": 2}
+    options = {"noise": "constant", "log_target": False, "kl_weight": 0.3, "epochs": 4, "folds": 2}
+    options |= {"hidden_layer_sizes": 5}
     model = BayesianMLPRegressor(**options, random_state=0).fit(x, y)
     assert model.choices_["pieces"] == 8
     assert list(model.candidates_["pieces"]) == [0, 8]

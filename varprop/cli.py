@@ -128,7 +128,7 @@ def fit(
         float | None,
         typer.Option(
             min=1e-6,
-            help="Prior variance of the weights into a unit, times their number; by default 8, or 1 for "
+            help="Prior variance of the weights into a unit, times their number; by default 2, or 1 for "
             "classes.",
             show_default=False,
         ),

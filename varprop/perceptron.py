@@ -107,7 +107,8 @@ class BayesianMLP(Learned):
 
     def _choice(self, y: np.ndarray, compared: bool) -> Choice:
         """What "auto" stands for at first, where it can be compared with others and where it cannot."""
-        share = self._shares[0] if self.kl_weight == "auto" else positive("kl_weight", self.kl_weight)
+        automatic = self._shares[0 if compared else -1]
+        share = automatic if self.kl_weight == "auto" else positive("kl_weight", self.kl_weight)
         return {
             "kl_weight": share,
             "pieces": 0 if self.pieces in ("auto", 0) else count("pieces", self.pieces),
@@ -131,7 +132,7 @@ class BayesianMLP(Learned):
     @property
     @abstractmethod
     def _shares(self) -> Sequence[float]:
-        """Of the divergence, where "auto" tries them; the first where nothing can be compared."""
+        """Of the divergence, in the order in which "auto" tries them; the last where nothing is compared."""
 
     @property
     def _share(self) -> float:

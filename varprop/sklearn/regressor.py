@@ -57,6 +57,7 @@ class BayesianMLPRegressor(RegressorMixin, MultiOutputMixin, BayesianMLP):  # ty
         that the target can go up and down along a column; "auto" tries 8 of them and none.
     :param log_target: learn the logarithms of the targets; "auto" tries it for positive and skewed ones.
     :param kl_weight: how much the divergence from the prior counts; less than 1 is a tempered posterior.
+        "auto" is 0.3 or, where much of the targets stays unexplained and rows outside training ask for it, 1.
     :param kl_z_weight: weight of the gates' divergence, for VBP and CVBP.
     :param folds: parts of the rows, and with them members; 1 trains on all rows, without any of the above.
     :param n_replicas: networks for each fold, from different starts.
