@@ -9,9 +9,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 from sklearn.datasets import load_diabetes
 
-PAGES = [Path(__file__).parent / name for name in ("start.md", "shell.md")]
+PAGES = [Path(__file__).parent / name for name in ("start.md", "shell.md", "tables.md")]
 BLOCK = re.compile(r"(?<=^```console\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
 WIDTH = "130"
 """Columns of the terminal."""
@@ -26,15 +28,54 @@ def write_tables(folder: Path) -> None:
     table = load_diabetes(as_frame=True).frame
     for name, part in {"diabetes": table, "first": table[:300], "new": table[300:]}.items():
         part.to_csv(folder / f"{name}.csv", index=False)
+    sold = houses(300)
+    sold.loc[7, "price"] = ""
+    sold.to_csv(folder / "houses.csv", sep=";", index=False, encoding="latin-1")
+    offers = houses(5, seed=1).drop(columns="price")
+    offers.loc[2, "town"] = "Rom"
+    offers.to_csv(folder / "offers.csv", sep=";", index=False)
+
+
+def houses(rows: int, seed: int = 0) -> pd.DataFrame:
+    """Houses as a German spreadsheet writes them."""
+    random = np.random.default_rng(seed)
+    town, area = random.choice(["Köln", "Ulm", "Bonn"], rows), random.uniform(40, 180, rows)
+    rooms, tax = (area / 30 + random.uniform(0, 2, rows)).astype(int).astype(str), random.uniform(3, 5, rows)
+    price = 2.5 * area + 40 * (town == "Köln") - 20 * tax + random.normal(0, 15, rows)
+    sold = pd.Timestamp("2019-01-01") + pd.to_timedelta(random.integers(0, 2000, rows), "D")
+    decimal = [f"%.{digits}f" for digits in (1, 1, 2)]
+    area, tax, price = (
+        [(form % value).replace(".", ",") for value in column]
+        for form, column in zip(decimal, (area, tax, price), strict=True)
+    )
+    return pd.DataFrame(
+        {
+            "id": range(1, rows + 1),
+            "town": town,
+            "area": area,
+            "rooms": np.where(random.uniform(size=rows) < 0.05, "?", rooms),
+            "sold": sold.strftime("%d.%m.%Y"),
+            "tax": [f"{value}%" for value in tax],
+            "remark": [f"note {i}" for i in range(rows)],
+            "price": price,
+        }
+    )
 
 
 def printed(command: str, folder: Path) -> list[str]:
-    """The lines on standard output."""
+    """The lines on standard output and standard error; only what is strict may fail."""
     program = f"{sys.executable} -m varprop" if command.startswith("varprop ") else command.split()[0]
     line = " ".join([program, *command.split()[1:]])
     environment = {**os.environ, "COLUMNS": WIDTH}
     run = subprocess.run(
-        line, shell=True, cwd=folder, env=environment, check=True, capture_output=True, text=True
+        line,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        check="--strict" not in command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     return [line.rstrip() for line in run.stdout.splitlines()]
 
