@@ -122,6 +122,13 @@ def test_the_readme_states_the_committed_ranks() -> None:
         assert (len(found.mean), len(found.tables)) == (9, 11)
         ours, next_best, *_ = found.mean.values()
         assert f"in {title} ({ours:.2f}; random forest {next_best:.2f})" in readme
+    scores = tabular_ranks.score(folder, "classes", "report", "log_likelihood")
+    found = tabular_ranks.ranks(scores, larger=True)
+    assert found is not None
+    assert len(found.tables) == 6
+    (first, ours), (second, next_best), *_ = found.mean.items()
+    assert (first, second) == ("varprop", "catboost")
+    assert f"the best in log-likelihood ({ours:.2f}; CatBoost {next_best:.2f})" in readme
     coverage = tabular_ranks.score(folder, "regression", "report", "coverage")["varprop"].values()
     assert f"90 % intervals cover {100 * np.mean(list(coverage)):.0f} %" in readme
 
