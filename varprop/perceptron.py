@@ -120,7 +120,8 @@ class BayesianMLP(Learned):
 
     def _other_shares(self, y: np.ndarray) -> list[Choice]:
         """Which other shares of the divergence to try then."""
-        others = self._shares[1:] if self.kl_weight == "auto" else ()
+        is_open = self.kl_weight == "auto" and not self._moments.deterministic
+        others = self._shares[1:] if is_open else ()
         return [{**self.choices_, "kl_weight": share} for share in others]
 
     def _finer_choices(self, rows: Rows) -> list[Choice]:
