@@ -36,9 +36,10 @@ def choose(column: Text, keep: bool = False) -> Number | Category | str:
         return "has no values"
     if different == 1 and len(known) == len(column):
         return "has one value only"
-    if not keep and (reason := _identifies(column, known)):
+    order = order_of(column)
+    if not keep and (reason := _identifies(column, known, order is not None)):
         return reason
-    if (order := order_of(column)) is not None:
+    if order is not None:
         return Date.fit(column, order)
     if number_share(column) >= MOSTLY:
         return Number.fit(column)
@@ -48,7 +49,7 @@ def choose(column: Text, keep: bool = False) -> Number | Category | str:
     return f"text with {different:,} different values" if free and not keep else category
 
 
-def _identifies(column: Text, known: Text) -> str:
+def _identifies(column: Text, known: Text, is_date: bool) -> str:
     """Why a column only tells one row from another; empty if it does not."""
     if len(known) < len(column) or not known.is_unique or is_truth(known):
         return ""
@@ -56,7 +57,7 @@ def _identifies(column: Text, known: Text) -> str:
     whole = bool((values == np.floor(values)).all())
     if whole and _counts(values, column.index.to_numpy()):
         return "numbers the rows"
-    text = bool(np.isnan(values).all()) and order_of(column) is None
+    text = bool(np.isnan(values).all()) and not is_date
     return "is an identifier" if (whole or text) and ID.fullmatch(str(column.name)) else ""
 
 

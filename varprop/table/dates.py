@@ -48,8 +48,7 @@ def days(column: Text, order: Order = "year") -> np.ndarray:
     """
     is_date = pd.api.types.is_datetime64_any_dtype(column)
     stamps = pd.to_datetime(column, utc=True) if is_date else _stamps(labels(column).str.strip(), order)
-    wrong = (stamps.isna() & column.notna()).to_numpy()
-    wrong = wrong & ~absent(column)
+    wrong = stamps.isna().to_numpy() & ~absent(column)
     if wrong.any():
         i = int(wrong.argmax())
         raise TableError(
